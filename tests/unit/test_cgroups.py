@@ -7,7 +7,7 @@ import pytest
 
 from unstuck.runner import cgroups
 from unstuck.runner.cgroups import MemoryLimits, RunnerCgroup, RunnerCgroups
-from unstuck.runner.containment import Containment, Facts, in_words
+from unstuck.runner.containment import Containment
 
 MB = 1 << 20
 
@@ -218,11 +218,15 @@ def test_without_a_room_the_kernel_enforces_nothing(room: str) -> None:
 
 
 def test_containment_says_what_is_bounded_and_why_not_more() -> None:
-    assert in_words(Facts("cgroup", ("memory", "pids"), oom_group=True)) == (
+    assert Containment(RunnerCgroups(Path("/sys"), ("memory", "pids"))).describe() == (
         "cgroup v2: everything a job starts dies with its runner; bounded for each runner: memory and pids, "
         "memory.oom.group=1"
     )
-    assert Containment(Facts("subreaper", why="there is no cgroup v2 here (version 1 is not used)")).describe() == (
+    assert Containment(RunnerCgroups(Path("/sys"), (), "it is the root of all")).describe() == (
+        "cgroup v2: everything a job starts dies with its runner; bounded for each runner: nothing; "
+        "not more, because it is the root of all"
+    )
+    assert Containment(None, "there is no cgroup v2 here (version 1 is not used)").describe() == (
         "subreaper: what a job starts is killed with its runner as far as it can be found, and the kernel limits "
         "neither its processes nor its memory, because there is no cgroup v2 here (version 1 is not used)"
     )

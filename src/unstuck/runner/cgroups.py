@@ -198,7 +198,7 @@ def is_delegated(group: Path) -> bool:
         try:
             if os.getxattr(group, mark) == b"1":
                 return True
-        except (OSError, AttributeError):
+        except OSError:
             continue
     return False
 

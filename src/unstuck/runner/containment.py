@@ -7,52 +7,39 @@ starts services through systemd or docker). Failures here never fail a job.
 
 import os
 import signal
-import sys
 from pathlib import Path
-from typing import Literal
-
-import msgspec
 
 from unstuck.runner import cgroups
-from unstuck.runner.cgroups import RunnerCgroup
+from unstuck.runner.cgroups import RunnerCgroup, RunnerCgroups
 
 MARK_VARIABLE = "UNSTUCK_BENCH_MARK"
 _MAX_ROUNDS = 10
-
-Kind = Literal["cgroup", "subreaper", "none"]
-
-
-class Facts(msgspec.Struct, frozen=True):
-    """What this system lets us do."""
-
-    kind: Kind
-    controllers: tuple[str, ...] = ()
-    """What the kernel bounds for each runner: `memory`, `pids`."""
-    oom_group: bool = False
-    """A job that is killed for want of memory dies as a whole (`memory.oom.group`)."""
-    why: str = ""
-    """Why it is not more."""
 
 
 class Containment:
     """How the processes of one bench are held together. Made by the fork server."""
 
-    def __init__(self, facts: Facts, base: Path | None = None) -> None:
-        self.facts = facts
-        self._base = base
-        """The parent of the cgroups of runners."""
-
-    @property
-    def kind(self) -> Kind:
-        return self.facts.kind
+    def __init__(self, runner_cgroups: RunnerCgroups | None, why_none: str = "") -> None:
+        self._runner_cgroups = runner_cgroups
+        self._why_none = why_none
 
     def describe(self) -> str:
-        """Say in words what is guaranteed, and why not more."""
-        return in_words(self.facts)
+        """Return in words what is guaranteed, and why not more."""
+        found = self._runner_cgroups
+        if found is None:
+            return (
+                "subreaper: what a job starts is killed with its runner as far as it can be found, and the kernel "
+                f"limits neither its processes nor its memory, because {self._why_none}"
+            )
+        bounded = f"bounded for each runner: {' and '.join(found.controllers) or 'nothing'}"
+        bounded += ", memory.oom.group=1" if "memory" in found.controllers else ""
+        bounded += f"; not more, because {found.why_not}" if found.why_not else ""
+        return f"cgroup v2: everything a job starts dies with its runner; {bounded}"
 
     def make_cgroup(self, runner_id: int, max_processes: int = 0) -> RunnerCgroup:
         """Make the cgroup of one runner; one without a path if it has to do without."""
-        return cgroups.make_runner_cgroup(runner_id, self._base, max_processes)
+        base = None if self._runner_cgroups is None else self._runner_cgroups.path
+        return cgroups.make_runner_cgroup(runner_id, base, max_processes)
 
     def clear(self, cgroup: RunnerCgroup) -> None:
         """Kill every process that is left in the cgroup."""
@@ -64,53 +51,30 @@ class Containment:
         return not cgroup.path or cgroups.remove_cgroup(Path(cgroup.path))
 
     def close(self) -> None:
-        if self._base is not None:
-            cgroups.remove_runner_cgroups(self._base)
+        if self._runner_cgroups is not None:
+            cgroups.remove_runner_cgroups(self._runner_cgroups.path)
 
 
 def detect(mark: str, *, cgroup: bool = True) -> Containment:
     """Find the strongest containment that this system gives us."""
-    if not sys.platform.startswith("linux"):
-        return Containment(Facts("none", why=f"{sys.platform} has no subreapers"))
     if not cgroup:
-        return Containment(Facts("subreaper", why="cgroups are switched off"))
-    runner_cgroups, why = _make_runner_cgroups(cgroups.cgroup_name(mark, os.getpid()))
-    if runner_cgroups is None:
-        return Containment(Facts("subreaper", why=why))
-    controllers = runner_cgroups.controllers
-    return Containment(Facts("cgroup", controllers, "memory" in controllers, why), runner_cgroups.path)
+        return Containment(None, "cgroups are switched off")
+    return _with_cgroups(cgroups.cgroup_name(mark, os.getpid()))
 
 
-def in_words(facts: Facts) -> str:
-    match facts.kind:
-        case "cgroup":
-            bounded = f"bounded for each runner: {' and '.join(facts.controllers) or 'nothing'}"
-            bounded += ", memory.oom.group=1" if facts.oom_group else ""
-            bounded += f"; not more, because {facts.why}" if facts.why else ""
-            return f"cgroup v2: everything a job starts dies with its runner; {bounded}"
-        case "subreaper":
-            return (
-                "subreaper: what a job starts is killed with its runner as far as it can be found, and the kernel "
-                f"limits neither its processes nor its memory, because {facts.why}"
-            )
-        case _:
-            return f"process groups only: what a job starts in the background may outlive it ({facts.why})"
-
-
-def _make_runner_cgroups(name: str) -> tuple[cgroups.RunnerCgroups | None, str]:
-    """Make the parent of runners' cgroups; return it, and why it is not all that it could be."""
+def _with_cgroups(name: str) -> Containment:
     own, mount = cgroups.own(), cgroups.top()
     if own is None or mount is None:
-        return None, "there is no cgroup v2 here (version 1 is not used)"
+        return Containment(None, "there is no cgroup v2 here (version 1 is not used)")
     base, why_not = cgroups.choose_base(own, mount)
     cgroups.remove_stale(base)
     runner_cgroups = cgroups.make_runner_cgroups(base, name, why_not)
     if runner_cgroups is None:
-        return None, f"the cgroup {base} is not delegated to us"
+        return Containment(None, f"the cgroup {base} is not delegated to us")
     if not (runner_cgroups.path / "cgroup.kill").exists() or not os.access(base / "cgroup.procs", os.W_OK):
         cgroups.remove_cgroup(runner_cgroups.path)
-        return None, "the cgroup cannot be used: it needs cgroup.kill (Linux 5.14) and write access"
-    return runner_cgroups, runner_cgroups.why_not
+        return Containment(None, "the cgroup cannot be used: it needs cgroup.kill (Linux 5.14) and write access")
+    return Containment(runner_cgroups)
 
 
 def enter_runner_cgroup(cgroup: RunnerCgroup) -> None:

@@ -92,7 +92,7 @@ def _signal(pid: int, number: int) -> None:
 
 PATIENCE_S = 2.0
 _PAUSE_S = 0.0005
-_LOOK = getattr(os, "WEXITED", 0) | getattr(os, "WNOHANG", 0) | getattr(os, "WNOWAIT", 0)
+_LOOK = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 
 def has_children() -> bool:
@@ -101,8 +101,6 @@ def has_children() -> bool:
         os.waitid(os.P_ALL, 0, _LOOK)
     except ChildProcessError:
         return False
-    except AttributeError:
-        return bool(children())
     return True
 
 
