@@ -15,7 +15,6 @@ from unstuck import App
 from unstuck.errors import LedgerUnavailable
 from unstuck.http import create_app
 from unstuck.http.dashboard.live import LiveHub, Subscription, Viewer
-from unstuck.ledger.manners import is_hurried
 
 OVERVIEW = Subscription("overview", "", "", True)
 
@@ -165,29 +164,5 @@ def test_the_list_counts_the_jobs_of_a_foreign_worker_before_its_next_beat(door:
             shown = (await client.get("/workers")).text
             assert ">1/7<" in shown
             assert ":0</td>" not in shown
-
-    run(look())
-
-
-def test_nothing_gives_way_to_a_worker_that_waits_for_a_job(door: Any) -> None:
-    async def look() -> None:
-        transport = httpx.ASGITransport(door, client=("127.0.0.1", 5))
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8642", timeout=60) as client:
-            known = {"name": "patient", "queues": ["images"], "tasks": [{"name": "resize"}]}
-            worker_id = (await client.post("/api/v1/workers", json=known)).json()["id"]
-            turn = client.post(f"/api/v1/workers/{worker_id}/turn", json={"claim": 1, "wait": 50})
-            waiting = asyncio.create_task(turn)
-            try:
-                for _ in range(2_000):
-                    if door.state.worker_service.wakeups.is_waited_for and not is_hurried():
-                        break
-                    await asyncio.sleep(0.01)
-                else:
-                    raise AssertionError("everything gives way to it")
-                assert not waiting.done()
-                await client.post("/api/v1/jobs", json={"task": "resize", "queue": "images"})
-                assert len((await waiting).json()["jobs"]) == 1
-            finally:
-                waiting.cancel()
 
     run(look())

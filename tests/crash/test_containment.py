@@ -78,10 +78,8 @@ def test_a_new_fork_server_leaves_the_rooms_of_the_living_alone(plain: RunnerPoo
     assert ("/runner-1" in found) == (plain.manifest.containment.startswith("cgroup"))
 
 
-def test_containment_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_containment_says_what_it_is() -> None:
     assert detect("0", cgroup=False).describe().startswith("subreaper")
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert detect("0").describe().startswith("process groups only")
 
 
 def test_closing_the_bench_leaves_nothing(home: RunnerPoolHarness, tmp_path: Path) -> None:

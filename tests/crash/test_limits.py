@@ -137,7 +137,7 @@ def test_a_job_that_eats_all_memory_is_told_from_one_that_was_killed(memory_cgro
         assert caught.value.code == "OUT_OF_MEMORY"
         cause = str(caught.value.cause)
         assert cause.startswith("killed by SIGKILL (signal 9): out of memory: the kernel killed 1 process just then")
-        assert "where only a runner can have been it" in cause, cause
+        assert "in the worker's cgroup (" in cause, cause
         assert f"its cgroup may hold {CGROUP_MB} MB and once held {CGROUP_MB} MB" in cause
         [attempt] = fleet.ledger.attempts(feast.id)
         assert attempt.autopsy is not None

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from unstuck.runner import cgroups
-from unstuck.runner.cgroups import LEAF, MemoryLimits, RunnerCgroup, RunnerCgroups, Site
-from unstuck.runner.containment import Containment, Facts, in_words
+from unstuck.runner.cgroups import MemoryLimits, RunnerCgroup, RunnerCgroups
+from unstuck.runner.containment import Containment
 
-OURS = frozenset({10, 11})
 MB = 1 << 20
 
 
@@ -60,14 +59,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
         built.group(group, controllers=handed.get(group.parent, ""))
         return True
 
-    def enter(group: str | Path, pid: int = 0) -> bool:
-        for procs in tmp_path.rglob("cgroup.procs"):
-            procs.write_text("".join(f"{other}\n" for other in cgroups.members(procs.parent) if other != pid))
-        with (Path(group) / "cgroup.procs").open("a") as file:
-            file.write(f"{pid}\n")
-        return True
-
-    for name, replacement in (("write_file", write), ("make_cgroup", make), ("enter", enter)):
+    for name, replacement in (("write_file", write), ("make_cgroup", make)):
         monkeypatch.setattr(cgroups, name, replacement)
     return built
 
@@ -78,9 +70,8 @@ Build = Callable[[Path], RunnerCgroups]
 @pytest.fixture
 def build(tree: Tree) -> Build:
     def built(own: Path) -> RunnerCgroups:
-        hall = cgroups.make_runner_cgroups(
-            cgroups.choose_site(own, tree.top, OURS, tree.is_delegated), "unstuck-mark-1-2"
-        )
+        base, why_not = cgroups.choose_base(own, tree.top, tree.is_delegated)
+        hall = cgroups.make_runner_cgroups(base, "unstuck-mark-1-2", why_not)
         assert hall is not None
         return hall
 
@@ -99,28 +90,35 @@ def test_beside_the_leaf_that_systemd_put_us_in_rooms_get_both_controllers(tree:
     assert cgroups.read_words(hall.path / "cgroup.subtree_control") == {"memory", "pids"}
 
 
-def test_alone_in_a_delegated_cgroup_we_step_aside(tree: Tree, build: Build) -> None:
-    service = tree.group(tree.top / "unstuck.service", members=(10, 11))
+@pytest.mark.parametrize("members", [(10, 11), (10, 11, 99)])
+def test_a_delegated_cgroup_that_the_worker_itself_lives_in_is_not_changed(
+    tree: Tree, build: Build, members: tuple[int, ...]
+) -> None:
+    service = tree.group(tree.top / "unstuck.service", members=members)
     tree.delegated.add(service)
     hall = build(service)
-    assert (hall.path.parent, hall.controllers) == (service, ("memory", "pids"))
-    assert cgroups.members(service) == []
-    assert cgroups.members(service / LEAF) == [10, 11]
-    # The next fork server begins in that leaf, and finds the same place.
-    assert cgroups.choose_site(service / LEAF, tree.top, OURS, tree.is_delegated) == Site(service, enable=True)
-
-
-def test_alone_in_a_container_we_step_aside_too(tree: Tree, build: Build) -> None:
-    tree.group(tree.top, members=(10,))
-    assert build(tree.top).controllers == ("memory", "pids")
-
-
-def test_strangers_are_never_moved(tree: Tree, build: Build) -> None:
-    service = tree.group(tree.top / "unstuck.service", members=(10, 11, 99))
-    tree.delegated.add(service)
-    hall = build(service)
-    assert (hall.controllers, cgroups.members(service)) == ((), [10, 11, 99])
+    assert (hall.path.parent, hall.controllers) == (service, ())
     assert "DelegateSubgroup=" in hall.why_not
+    assert cgroups.members(service) == list(members)
+    assert cgroups.read_words(service / "cgroup.subtree_control") == set()
+
+
+def test_a_container_whose_root_the_worker_lives_in_is_not_changed(tree: Tree, build: Build) -> None:
+    tree.group(tree.top, members=(10,))
+    hall = build(tree.top)
+    assert (hall.path.parent, hall.controllers) == (tree.top, ())
+    assert "the worker itself lives in" in hall.why_not
+    assert cgroups.members(tree.top) == [10]
+
+
+def test_beside_other_processes_in_the_delegated_cgroup_nothing_is_changed(tree: Tree, build: Build) -> None:
+    service = tree.group(tree.top / "unstuck.service", members=(99,))
+    leaf = tree.group(service / "main", members=(10, 11))
+    tree.delegated.add(service)
+    hall = build(leaf)
+    assert (hall.path.parent, hall.controllers) == (leaf, ())
+    assert f"processes live in {service} itself" in hall.why_not
+    assert cgroups.read_words(service / "cgroup.subtree_control") == set()
 
 
 def test_what_was_not_delegated_is_not_changed(tree: Tree, build: Build) -> None:
@@ -160,27 +158,27 @@ def hall(tree: Tree, build: Build) -> RunnerCgroups:
 
 
 def test_a_room_is_bounded_and_dies_as_one(hall: RunnerCgroups) -> None:
-    room = cgroups.make_runner_cgroup(1, hall.path, None, 50)
-    path = Path(room.v2)
-    assert room == RunnerCgroup(str(path), str(path), str(path))
-    assert room.groups() == (str(path),)
+    room = cgroups.make_runner_cgroup(1, hall.path, 50)
+    path = Path(room.path)
+    assert room == RunnerCgroup(f"{hall.path}/runner-1", bounds_processes=True, bounds_memory=True)
+    assert room.memory_path == room.path
     assert ((path / "pids.max").read_text(), (path / "memory.oom.group").read_text()) == ("50", "1")
 
 
 def test_a_room_without_a_limit_of_processes_is_still_one(hall: RunnerCgroups) -> None:
-    assert (Path(cgroups.make_runner_cgroup(1, hall.path, None, 0).pids) / "pids.max").read_text() == "max"
+    room = cgroups.make_runner_cgroup(1, hall.path, 0)
+    assert (Path(room.path) / "pids.max").read_text() == "max"
 
 
-def test_where_version_2_does_not_count_processes_version_1_does(tree: Tree) -> None:
-    v2, v1 = tree.group(tree.top / "v2", controllers=""), tree.group(tree.top / "v1", controllers="pids")
-    cgroups.write_file(v1 / "cgroup.subtree_control", "+pids")
-    room = cgroups.make_runner_cgroup(1, v2, v1, 50)
-    assert (room.v2, room.pids, room.memory) == (f"{v2}/runner-1", f"{v1}/runner-1", "")
-    assert (v1 / "runner-1/pids.max").read_text() == "50"
+def test_a_room_without_controllers_bounds_nothing(tree: Tree) -> None:
+    room = cgroups.make_runner_cgroup(1, tree.group(tree.top / "v2", controllers=""), 50)
+    assert room == RunnerCgroup(f"{tree.top}/v2/runner-1")
+    assert room.memory_path == ""
+    assert cgroups.make_runner_cgroup(1, None, 50) == RunnerCgroup()
 
 
 def test_refusals_of_a_cgroup_above_are_not_blamed_on_the_room(tmp_path: Path) -> None:
-    room = RunnerCgroup(pids=str(tmp_path))
+    room = RunnerCgroup(str(tmp_path), bounds_processes=True)
     assert cgroups.refused_forks(room) == 0
     (tmp_path / "pids.events").write_text("max 3\n")
     (tmp_path / "pids.max").write_text("50\n")
@@ -190,7 +188,7 @@ def test_refusals_of_a_cgroup_above_are_not_blamed_on_the_room(tmp_path: Path) -
 
 
 def test_a_memory_limit_is_set_without_swap_and_taken_off_again(hall: RunnerCgroups) -> None:
-    room, limits = cgroups.make_runner_cgroup(1, hall.path, None, 0).memory, MemoryLimits()
+    room, limits = cgroups.make_runner_cgroup(1, hall.path, 0).memory_path, MemoryLimits()
     memory, swap = Path(room) / "memory.max", Path(room) / "memory.swap.max"
     assert limits.set_memory_limit(room, 100 * MB)
     assert (memory.read_text(), swap.read_text()) == (str(100 * MB), "0")
@@ -202,7 +200,7 @@ def test_a_memory_limit_is_set_without_swap_and_taken_off_again(hall: RunnerCgro
 
 
 def test_a_runner_that_is_larger_already_is_not_killed_by_the_limit_of_its_next_job(hall: RunnerCgroups) -> None:
-    room, limits = cgroups.make_runner_cgroup(1, hall.path, None, 0).memory, MemoryLimits()
+    room, limits = cgroups.make_runner_cgroup(1, hall.path, 0).memory_path, MemoryLimits()
     assert limits.set_memory_limit(room, 400 * MB)
     (Path(room) / "memory.stat").write_text(f"anon {300 * MB}\nfile 0\n")
     assert not limits.set_memory_limit(room, 200 * MB)
@@ -220,11 +218,15 @@ def test_without_a_room_the_kernel_enforces_nothing(room: str) -> None:
 
 
 def test_containment_says_what_is_bounded_and_why_not_more() -> None:
-    assert in_words(Facts("cgroup", ("memory", "pids"), oom_group=True)) == (
+    assert Containment(RunnerCgroups(Path("/sys"), ("memory", "pids"))).describe() == (
         "cgroup v2: everything a job starts dies with its runner; bounded for each runner: memory and pids, "
         "memory.oom.group=1"
     )
-    assert Containment(Facts("pids", ("pids (v1)",), why="there is no cgroup v2 here")).describe() == (
-        "cgroup v1 (pids): everything a job starts dies with its runner; bounded for each runner: pids (v1); "
-        "not more, because there is no cgroup v2 here"
+    assert Containment(RunnerCgroups(Path("/sys"), (), "it is the root of all")).describe() == (
+        "cgroup v2: everything a job starts dies with its runner; bounded for each runner: nothing; "
+        "not more, because it is the root of all"
+    )
+    assert Containment(None, "there is no cgroup v2 here (version 1 is not used)").describe() == (
+        "subreaper: what a job starts is killed with its runner as far as it can be found, and the kernel limits "
+        "neither its processes nor its memory, because there is no cgroup v2 here (version 1 is not used)"
     )

@@ -303,7 +303,6 @@ class TestUnsafeSettings:
             {"max_payload_bytes": True},
             {"max_output_bytes": -1},
             {"max_processes": 1},
-            {"max_open_files": 3},
             {"concurrency": -1},
             {"concurrency": 1.5},
             {"listen_url": "nowhere"},

@@ -175,7 +175,6 @@ def test_a_limit_of_zero_keeps_nothing() -> None:
     file.close()
 
 
-OURS = frozenset({1, 2, 3})
 MB = 1 << 20
 
 
@@ -215,8 +214,8 @@ def test_a_kill_of_long_ago_explains_nothing(tmp_path: Path) -> None:
     watch = OomWatch(file)
     counter(file, 4)
     for now_s in (10.0, 12.0):
-        watch.look(now_s, OURS)
-    assert not watch.explain("", OURS, 1, 0).struck
+        watch.look(now_s)
+    assert not watch.explain("", 1, 0).struck
 
 
 def test_a_kill_is_remembered_while_its_victim_dies(tmp_path: Path) -> None:
@@ -224,14 +223,14 @@ def test_a_kill_is_remembered_while_its_victim_dies(tmp_path: Path) -> None:
     watch = OomWatch(file)
     counter(file, 4)
     for now_s in (10.0, 10.2, 10.4):
-        watch.look(now_s, OURS)
-    assert watch.explain("", OURS, 1, 0).struck
+        watch.look(now_s)
+    assert watch.explain("", 1, 0).struck
 
 
 def test_a_system_that_does_not_tell_is_lived_with(tmp_path: Path) -> None:
     watch = OomWatch(None, host=tmp_path / "nothing here")
-    watch.look(1.0, OURS)
-    assert not watch.explain("", OURS, 1, 0).struck
+    watch.look(1.0)
+    assert not watch.explain("", 1, 0).struck
 
 
 # Whose counter it is --------------------------------------------------------------------------
@@ -243,11 +242,11 @@ def test_the_room_of_a_runner_is_asked_and_nobody_else(tmp_path: Path) -> None:
     watch = OomWatch(shared)
     watch.watch_cgroup(str(room))
     counter(shared, 7)
-    assert not watch.explain(str(room), OURS, 1, 0).struck, "others were killed, this one was not"
+    assert not watch.explain(str(room), 1, 0).struck, "others were killed, this one was not"
     counter(room / "memory.events", 1)
     (room / "memory.max").write_text(f"{512 * MB}\n")
     (room / "memory.peak").write_text(f"{511 * MB}\n")
-    found = watch.explain(str(room), OURS, 1, 300 * MB)
+    found = watch.explain(str(room), 1, 300 * MB)
     assert (found.struck, found.sure) == (True, True)
     assert found.words == (
         "out of memory: the kernel killed it, by the count of its own cgroup "
@@ -255,38 +254,13 @@ def test_the_room_of_a_runner_is_asked_and_nobody_else(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("members", "sure"), [("1\n2\n", True), ("1\n2\n99\n", False)])
-def test_a_shared_cgroup_proves_it_only_if_nobody_else_lives_there(tmp_path: Path, members: str, sure: bool) -> None:
+def test_a_kill_in_the_cgroup_that_is_shared_with_the_worker_proves_it(tmp_path: Path) -> None:
     file = counter(tmp_path / "memory.oom_control", 0)
-    (tmp_path / "cgroup.procs").write_text(members)
     watch = OomWatch(file)
     counter(file, 1)
-    found = watch.explain("", OURS, 1, 0)
-    assert (found.struck, found.sure) == (True, sure)
-    assert ("probably" in found.words and "1 process that is no runner" in found.words) is not sure
-
-
-def test_somebody_who_lived_there_a_moment_ago_may_have_been_the_victim(tmp_path: Path) -> None:
-    file = counter(tmp_path / "memory.oom_control", 0)
-    (tmp_path / "cgroup.procs").write_text("1\n99\n")
-    watch = OomWatch(file)
-    watch.look(10.0, OURS)
-    (tmp_path / "cgroup.procs").write_text("1\n")
-    counter(file, 1)
-    assert not watch.explain("", OURS, 1, 0).sure
-
-
-def test_who_lives_in_a_cgroup_below_without_a_count_of_its_own_is_charged_here(tmp_path: Path) -> None:
-    file = counter(tmp_path / "memory.events", 0)
-    (tmp_path / "cgroup.procs").write_text("")
-    for name, has_count in (("charged-here", False), ("charged-elsewhere", True)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "cgroup.procs").write_text("98\n99\n" if has_count else "77\n")
-        if has_count:
-            counter(tmp_path / name / "memory.events", 0)
-    watch = OomWatch(file)
-    counter(file, 1)
-    assert "1 process that is no runner" in watch.explain("", OURS, 1, 0).words
+    found = watch.explain("", 1, 0)
+    assert (found.struck, found.sure) == (True, True)
+    assert found.words == "out of memory: the kernel killed 1 process just then in the worker's cgroup"
 
 
 def proc(folder: Path, cgroup: str, mountinfo: str) -> Path:
@@ -326,9 +300,8 @@ def test_a_cgroup_without_a_limit_has_none_to_tell(tmp_path: Path) -> None:
     [
         (Kills("room", 0, 1), False, False, ""),
         (Kills("room", 3, 1), True, True, "out of memory: the kernel killed it, by the count of its own cgroup"),
-        (Kills("cgroup", 2, 2), True, True, "where only a runner can have been it"),
+        (Kills("cgroup", 2, 2), True, True, "the kernel killed 2 processes just then in the worker's cgroup"),
         (Kills("cgroup", 1, 2), True, False, "but 2 runners were ended by SIGKILL"),
-        (Kills("cgroup", 1, 1, strangers=4), True, False, "shared with 4 processes that are no runner"),
         (Kills("host", 1, 1), True, False, "another process may have been the victim"),
         (Kills("host", 1, 1, limit_bytes=1 << 62, rss_bytes=MB), True, False, "(the runner held up to 1 MB)"),
     ],
@@ -343,7 +316,7 @@ def test_only_what_can_mean_nothing_else_is_sure(found: Kills, struck: bool, sur
 @pytest.mark.parametrize("scope", ["room", "cgroup", "host"])
 def test_without_a_fresh_kill_it_is_a_plain_sigkill(scope: Scope) -> None:
     # However close to the limit it was: to be large is no death.
-    assert not judge(Kills(scope, 0, 1, 0, 512 * MB, 512 * MB, 512 * MB)).struck
+    assert not judge(Kills(scope, 0, 1, 512 * MB, 512 * MB, 512 * MB)).struck
 
 
 def test_a_fork_server_and_its_runners_may_be_of_different_releases() -> None:

@@ -71,6 +71,7 @@ def worker(
     metrics_host: MetricsHost = LOOPBACK,
 ) -> None:
     """Run a worker. SIGTERM or Ctrl-C drains it; a second one hurries."""
+    _check_linux("worker")
     path = _app_path(common, target, "worker")
     _before(common, migrate)
     if name is not None:
@@ -108,6 +109,7 @@ def up(
     metrics_host: MetricsHost = LOOPBACK,
 ) -> None:
     """Run supervised workers and a reaper in one command: whoever dies is replaced."""
+    _check_linux("up")
     from unstuck.worker.sd_notify import take_sd_notifier
     from unstuck.worker.supervised import SupervisedDashboard
     from unstuck.worker.supervisor import Supervisor
@@ -208,6 +210,15 @@ def _metrics_of_place(host: str, port: int | None, number: int) -> list[str]:
         return []
     own = 0 if port == 0 else port + number
     return ["--metrics-port", str(own), "--metrics-host", host]
+
+
+def _check_linux(command: str) -> None:
+    """Raise ConfigError if this system cannot run workers."""
+    if sys.platform != "linux":
+        raise ConfigError(
+            f"Workers run on Linux, and this system is {sys.platform}: use `unstuck {command}` on a Linux machine. "
+            "Clients can enqueue jobs and read results from here."
+        )
 
 
 def _app_path(common: Context, target: str | None, command: str) -> str:
@@ -405,6 +416,7 @@ def demo(
     """Watch jobs survive: workers and runners are killed with kill -9, and nothing is lost.
 
     Runs on SQLite in a fresh temporary directory, or on the ledger that --url names."""
+    _check_linux("demo")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     folder = Path(tempfile.mkdtemp(prefix="unstuck-demo-"))

@@ -19,7 +19,6 @@ from unstuck.config.loading import restore as restore
 from unstuck.config.settings import DEFAULT_QUEUE as DEFAULT_QUEUE
 from unstuck.config.settings import DEFAULT_URL as DEFAULT_URL
 from unstuck.config.settings import GROUPS as GROUPS
-from unstuck.config.settings import LEAST_OPEN_FILES as LEAST_OPEN_FILES
 from unstuck.config.settings import LEAST_PROCESSES as LEAST_PROCESSES
 from unstuck.config.settings import GivenSettings as GivenSettings
 from unstuck.config.settings import Settings as Settings

@@ -14,8 +14,7 @@ from unstuck.errors import ConfigError
 DEFAULT_URL = "sqlite:///unstuck.db"
 DEFAULT_QUEUE = "default"
 LEAST_PROCESSES = 20
-LEAST_OPEN_FILES = 64
-"""A runner needs some threads and descriptors of its own."""
+"""A runner needs some threads of its own."""
 GROUPS: dict[str, type] = {"web": HttpSettings, "alerts": Alerts, "mdp": MdpSettings}
 """Settings with a table of their own in a file, and a prefix of their own in the environment."""
 NO_WORKERS = ("warn", "error", "ignore")
@@ -53,8 +52,6 @@ class Settings:
     """Replace a runner that is larger than this between two jobs; 0 means never."""
     max_processes: int = 1000
     """What one runner and all that its jobs start may be together; 0 means no limit."""
-    max_open_files: int = 4096
-    """How many descriptors a runner may hold; 0 leaves the system's limit."""
     no_workers: str = "warn"
     """What an enqueue does when nobody would take the job: "warn", "error" (it is stored all the same) or "ignore"."""
     web: HttpSettings = field(default_factory=HttpSettings)
@@ -89,17 +86,14 @@ class Settings:
             ("recycle_after_jobs", 0),
             ("recycle_over_memory_bytes", 0),
             ("max_processes", 0),
-            ("max_open_files", 0),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name} must be a whole number of at least {least}, not {value!r}.")
-
-        for name, least in (("max_processes", LEAST_PROCESSES), ("max_open_files", LEAST_OPEN_FILES)):
-            if 0 < getattr(self, name) < least:
-                raise ConfigError(
-                    f"{name} must be 0 (no limit of ours) or at least {least}: a runner needs some for itself."
-                )
+        if 0 < self.max_processes < LEAST_PROCESSES:
+            raise ConfigError(
+                f"max_processes must be 0 (no limit) or at least {LEAST_PROCESSES}: a runner needs some for itself."
+            )
 
     @property
     def poll_interval_s(self) -> float:
@@ -155,7 +149,6 @@ class GivenSettings(_GivenRecovery, total=False):
     recycle_after_jobs: int
     recycle_over_memory_bytes: int
     max_processes: int
-    max_open_files: int
     no_workers: str
     web: HttpSettings
     alerts: Alerts

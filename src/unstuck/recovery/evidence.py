@@ -5,7 +5,6 @@ server ends its session later. So the end of a session proves something only if 
 only a reaper that saw it active can tell.
 """
 
-import sys
 from typing import NamedTuple, assert_never
 
 from unstuck import host
@@ -83,7 +82,7 @@ class Observer:
         if worker.boot_id != self._boot_id or worker.pid_namespace != self._pid_namespace:
             return False
         # Two containers in which neither can be read look alike, and a wrong "no such process" costs a live job.
-        return bool(self._boot_id and self._pid_namespace) or sys.platform != "linux"
+        return bool(self._boot_id and self._pid_namespace)
 
     def rebooted(self, worker: WorkerWatch) -> bool:
         """Return whether its machine was restarted after it was last heard.

@@ -4,7 +4,6 @@ Nothing here raises: a file that cannot be read is empty, and a write says wheth
 """
 
 import os
-import signal
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -120,12 +119,12 @@ def members(group: Path) -> list[int]:
     return [int(pid) for pid in read_file(group / "cgroup.procs").split() if pid.isdigit()]
 
 
-def enter(group: str | Path, pid: int = 0) -> bool:
-    """Move a process (0: the calling one) into a cgroup; what it starts from then on is born there."""
+def enter(group: str | Path) -> bool:
+    """Move the calling process into a cgroup; what it starts from then on is born there."""
     try:
         fd = os.open(f"{group}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.write(fd, str(pid).encode())
+            os.write(fd, b"0")
         finally:
             os.close(fd)
     except OSError:
@@ -137,47 +136,37 @@ UNLIMITED = "max"
 
 
 class RunnerCgroup(msgspec.Struct, frozen=True):
-    """The cgroups of one runner; an empty name where there is none of that kind."""
+    """The cgroup of one runner; without a path there is none."""
 
-    v2: str = ""
-    pids: str = ""
-    """Where its processes are counted and bounded: the same as `v2`, or in the version 1 tree."""
-    memory: str = ""
-    """Where its memory is counted and can be bounded: the same as `v2`."""
+    path: str = ""
+    bounds_processes: bool = False
+    bounds_memory: bool = False
 
-    def groups(self) -> tuple[str, ...]:
-        """Give each cgroup once: what the runner has to enter, and what has to be taken down."""
-        return tuple(dict.fromkeys(group for group in (self.v2, self.pids, self.memory) if group))
+    @property
+    def memory_path(self) -> str:
+        """Where its memory is counted and can be bounded; empty if the kernel does neither."""
+        return self.path if self.bounds_memory else ""
 
 
-def make_runner_cgroup(runner_id: int, v2: Path | None, v1_pids: Path | None, max_processes: int) -> RunnerCgroup:
-    """Make the room of one runner in the halls that there are. What fails is left out."""
-    home = _made(v2, runner_id)
-    pids = memory = ""
-    bound = str(max_processes) if max_processes else UNLIMITED
-    if home and (Path(home) / "memory.max").exists():
-        memory = home
+def make_runner_cgroup(runner_id: int, base: Path | None, max_processes: int) -> RunnerCgroup:
+    """Make the cgroup of one runner below `base`. What fails is left out."""
+    if base is None:
+        return RunnerCgroup()
+    group = base / f"runner-{runner_id}"
+    if not make_cgroup(group):
+        return RunnerCgroup()
+    bounds_memory = (group / "memory.max").exists()
+    if bounds_memory:
         # Half of a job is worth nothing, and a child that dies alone would look like a failing command.
-        write_file(Path(home) / "memory.oom.group", "1")
-    if home and (Path(home) / "pids.max").exists() and write_file(Path(home) / "pids.max", bound):
-        pids = home
-    elif v1_pids is not None:
-        pids = _made(v1_pids, runner_id)
-        if pids:
-            write_file(Path(pids) / "pids.max", bound)
-    return RunnerCgroup(home, pids, memory)
-
-
-def _made(runner_cgroups: Path | None, runner_id: int) -> str:
-    if runner_cgroups is None:
-        return ""
-    cgroup = runner_cgroups / f"runner-{runner_id}"
-    return str(cgroup) if make_cgroup(cgroup) else ""
+        write_file(group / "memory.oom.group", "1")
+    bound = str(max_processes) if max_processes else UNLIMITED
+    bounds_processes = (group / "pids.max").exists() and write_file(group / "pids.max", bound)
+    return RunnerCgroup(str(group), bounds_processes, bounds_memory)
 
 
 def refused_forks(cgroup: RunnerCgroup) -> int:
     """Say how often somebody in the room was refused a process because the room was full."""
-    group = Path(cgroup.pids)
+    group = Path(cgroup.path)
     refused = read_counter(group / "pids.events", "max") or 0
     if not refused:
         return 0
@@ -187,36 +176,13 @@ def refused_forks(cgroup: RunnerCgroup) -> int:
 
 
 def clear_runner_cgroup(group: Path) -> None:
-    """Kill everybody in one cgroup, those that are being born too."""
-    if (group / "cgroup.kill").exists():
-        write_file(group / "cgroup.kill", "1")
-        return
-    # Version 1 has no such word. Once nobody can be born any more, one round finds them all.
-    write_file(group / "pids.max", "0")
-    for pid in members(group):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except OSError:
-            pass
+    """Kill every process in one cgroup, those that are being born too."""
+    write_file(group / "cgroup.kill", "1")
 
 
 PREFIX = "unstuck-"
-LEAF = "aside.unstuck"
-"""The cgroup that worker and fork server move into. No other program uses this name, so it identifies our own."""
 WANTED = ("memory", "pids")
 _DELEGATE_MARKS = ("user.delegate", "trusted.delegate")
-
-
-class Site(msgspec.Struct, frozen=True):
-    """Where the hall is to stand."""
-
-    base: Path
-    enable: bool = False
-    """Controllers may be switched on for what stands below."""
-    aside: tuple[int, ...] = ()
-    """Processes that must first move into the leaf."""
-    why_not: str = ""
-    """Why rooms get no controllers."""
 
 
 class RunnerCgroups(msgspec.Struct, frozen=True):
@@ -232,49 +198,38 @@ def is_delegated(group: Path) -> bool:
         try:
             if os.getxattr(group, mark) == b"1":
                 return True
-        except (OSError, AttributeError):
+        except OSError:
             continue
     return False
 
 
-def choose_site(
-    own: Path, mount: Path, ours: Collection[int], delegated: Callable[[Path], bool] = is_delegated
-) -> Site:
-    """Choose the place for a hall, from where we live and who lives there too. Changes nothing."""
+def choose_base(own: Path, mount: Path, delegated: Callable[[Path], bool] = is_delegated) -> tuple[Path, str]:
+    """Return the cgroup in which to make those of runners, and why it cannot give them controllers. Changes nothing."""
     parent = own.parent
-    if own != mount and (own.name == LEAF or delegated(parent)):
-        if not members(parent):
-            return Site(parent, enable=True)
-        return Site(own, why_not=f"processes live in {parent} itself")
+    if own != mount and delegated(parent):
+        return (own, f"processes live in {parent} itself") if members(parent) else (parent, "")
     if not (own / "cgroup.type").exists():
-        return Site(own, why_not="we live in the root of all cgroups, which is not ours to divide")
-    if not delegated(own) and own != mount:
-        return Site(own, why_not="the cgroup is not delegated: set Delegate=yes and DelegateSubgroup= in the unit")
-    # Delegated, or the root of our own namespace (a container): nobody but us has a say in it.
-    living = members(own)
-    strangers = [pid for pid in living if pid not in ours]
-    if strangers:
-        return Site(own, why_not=f"other processes live in {own} too: set DelegateSubgroup= in the unit")
-    return Site(own, enable=True, aside=tuple(living))
+        return own, "the worker lives in the root of all cgroups, which is not ours to divide"
+    if own != mount and not delegated(own):
+        return own, "the cgroup is not delegated: set Delegate=yes and DelegateSubgroup= in the unit"
+    return own, f"the worker itself lives in {own}: set DelegateSubgroup= in the unit"
 
 
-def make_runner_cgroups(site: Site, name: str) -> RunnerCgroups | None:
-    """Make the hall, with every controller that we need and can have; None where it cannot be made."""
-    if site.aside:
-        leaf = site.base / LEAF
-        if (not make_cgroup(leaf) and not leaf.is_dir()) or not all(enter(leaf, pid) for pid in site.aside):
-            site = Site(site.base, why_not=f"our processes could not step aside into {leaf}")
-    if site.enable:
-        for controller in sorted(read_words(site.base / "cgroup.controllers") & set(WANTED)):
-            write_file(site.base / "cgroup.subtree_control", f"+{controller}")
-    path = site.base / name
+def make_runner_cgroups(base: Path, name: str, why_not: str = "") -> RunnerCgroups | None:
+    """Make the parent of runners' cgroups, with every controller that we need and can have; None if it is refused.
+
+    `why_not` says why `base` cannot give them any: then no controller of it is switched on."""
+    if not why_not:
+        for controller in sorted(read_words(base / "cgroup.controllers") & set(WANTED)):
+            write_file(base / "cgroup.subtree_control", f"+{controller}")
+    path = base / name
     if not make_cgroup(path):
         return None
     there = read_words(path / "cgroup.controllers")
     # One by one: one that is refused must not cost us the other.
     taken = [c for c in WANTED if c in there and write_file(path / "cgroup.subtree_control", f"+{c}")]
     missing = [c for c in WANTED if c not in taken]
-    why_not = site.why_not or f"{site.base} has no controller {' or '.join(missing)}"
+    why_not = why_not or f"{base} has no controller {' or '.join(missing)}"
     return RunnerCgroups(path, tuple(taken), why_not if missing else "")
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from unstuck import tracing
 from unstuck.errors import ConfigError
-from unstuck.runner import containment, context, linux, output, stacks, stop_signal, sync_loop
+from unstuck.runner import containment, context, linux, output, stacks, stop_signal
 from unstuck.runner.async_loop import AsyncLoop
 from unstuck.runner.call import Caller
 from unstuck.runner.cgroups import RunnerCgroup
@@ -80,7 +80,6 @@ def isolate(config: RunnerConfig) -> None:
     linux.name_process(f"unstuck-{config.kind}{config.slot}")
     containment.enter_runner_cgroup(config.cgroup)
     linux.prefer_as_oom_victim()
-    sync_loop.bound(config.limits.max_open_files)
 
 
 def serve(config: RunnerConfig, registry: Registry, status_page: StatusPage) -> NoReturn:

@@ -66,15 +66,13 @@ class ForkServer:
         self._channel = channel
         self._registry = registry
         self._fork = manifest.fork
-        self._containment = containment.detect(
-            containment.mark_text(options.mark), cgroup=options.cgroup, worker_pid=options.worker_pid
-        )
+        self._containment = containment.detect(containment.mark_text(options.mark), cgroup=options.cgroup)
         self.manifest = msgspec.structs.replace(manifest, containment=self._containment.describe())
         self._equipment: messages.Configure | None = None
         self._status_page: StatusPage | None = None
         self._runners: dict[int, _Runner] = {}
         self._cgroups: list[RunnerCgroup] = []
-        """Rooms of dead runners in which somebody is still dying."""
+        """Those of dead runners in which a process is still dying."""
         self._guests = frozenset(processes.children())
         """Processes that the import started; they belong to the app."""
         self._oom = OomWatch(shared_counter())
@@ -101,7 +99,7 @@ class ForkServer:
             self._drain_wake()
             self._reap()
             self._bound_crowds()
-            self._oom.look(host.boottime_s(), self._ours())
+            self._oom.look(host.boottime_s())
             for message, fds in self._channel.receive():
                 self._obey(messages.to_fork_server.decode(message), fds)
             self._channel.flush()
@@ -156,10 +154,10 @@ class ForkServer:
             )
             return
         self._runners[order.runner_id] = runner
-        self._oom.watch_cgroup(cgroup.memory)
+        self._oom.watch_cgroup(cgroup.memory_path)
         status_page.set_runner(order.slot, runner.pid, host.process_started(runner.pid))
         pidfd = _pidfd(runner.pid)
-        born = messages.RunnerStarted(order.runner_id, runner.pid, cgroup.memory)
+        born = messages.RunnerStarted(order.runner_id, runner.pid, cgroup.memory_path)
         self._channel.send(messages.encoder.encode(born), [] if pidfd is None else [pidfd])
         if pidfd is not None:
             os.close(pidfd)
@@ -218,7 +216,7 @@ class ForkServer:
         for runner in self._runners.values():
             if not runner.killed and processes.over_process_limit(runner.pid, runner.cgroup, most):
                 runner.why = processes.over_limit_text(most)
-                if runner.cgroup.groups():
+                if runner.cgroup.path:
                     self._containment.clear(runner.cgroup)
                 else:
                     processes.kill_trees([runner.pid])
@@ -259,7 +257,7 @@ class ForkServer:
         for runner, status, max_rss_bytes, cpu_s in dead:
             evidence = OomEvidence(False)
             if runner.runner_id in struck:
-                evidence = self._oom.explain(runner.cgroup.memory, self._ours(), len(struck), max_rss_bytes)
+                evidence = self._oom.explain(runner.cgroup.memory_path, len(struck), max_rss_bytes)
                 struck.remove(runner.runner_id)
             self._runner_gone(runner, status, max_rss_bytes, cpu_s, evidence)
         if self._orphans_due and not more:
@@ -289,7 +287,7 @@ class ForkServer:
                 runner.why = LEASE_ENDED
         if not runner.why and not self._fork and status == child.EXIT_NO_APP << 8:
             runner.why = "it could not import the app"
-        self._oom.forget_cgroup(runner.cgroup.memory)
+        self._oom.forget_cgroup(runner.cgroup.memory_path)
         if not self._containment.remove(runner.cgroup):
             self._cgroups.append(runner.cgroup)
         why = runner.why or oom.words
@@ -301,10 +299,6 @@ class ForkServer:
         """Kill what fell to us from the dead. Their own children fall to us when they die: SIGCHLD comes again."""
         spared = {runner.pid for runner in self._runners.values()} | self._guests
         processes.kill_trees([pid for pid in processes.children() if pid not in spared])
-
-    def _ours(self) -> frozenset[int]:
-        """Whom we know: the worker, ourselves and the runners."""
-        return frozenset((self._options.worker_pid, os.getpid(), *(runner.pid for runner in self._runners.values())))
 
     def _disband(self) -> None:
         for runner in self._runners.values():

@@ -66,10 +66,7 @@ class LastOutputFile:
             return None
         try:
             # Really taken, and not only promised: to write where there is no memory left would kill the worker.
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(fd, 0, size)
-            else:
-                os.write(fd, bytes(size))
+            os.posix_fallocate(fd, 0, size)
             memory = mmap.mmap(fd, size)
         except OSError:
             path.unlink(missing_ok=True)

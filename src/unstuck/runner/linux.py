@@ -7,7 +7,6 @@ import ctypes
 import fcntl
 import functools
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -32,7 +31,7 @@ def _libc() -> ctypes.CDLL | None:
 
 def _prctl(option: int, argument: int | bytes) -> bool:
     libc = _libc()
-    if libc is None or not sys.platform.startswith("linux"):
+    if libc is None:
         return False
     value = ctypes.c_char_p(argument) if isinstance(argument, bytes) else ctypes.c_ulong(argument)
     return int(libc.prctl(option, value, 0, 0, 0)) == 0

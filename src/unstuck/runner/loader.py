@@ -52,8 +52,6 @@ def descriptors() -> dict[int, str]:
 
 def why_not_fork(before: dict[int, str]) -> str:
     """Say what the import left behind that would not survive a fork; empty when nothing did."""
-    if not sys.platform.startswith("linux"):
-        return f"forking is not safe on {sys.platform}"
     reasons = [*_threads()]
     for fd, target in descriptors().items():
         if before.get(fd) == target:

@@ -131,8 +131,6 @@ class Limits(msgspec.Struct, frozen=True):
     pulse_interval_s: float
     max_processes: int = 0
     """Of one runner and all that it started; 0 for no limit."""
-    max_open_files: int = 0
-    """Descriptors of one runner; 0 leaves the system's limit."""
 
 
 # Worker → fork server ---------------------------------------------------------------------------

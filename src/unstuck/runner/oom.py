@@ -15,7 +15,7 @@ NO_LIMIT_BYTES = 1 << 60
 class OomEvidence(msgspec.Struct, frozen=True):
     struck: bool
     sure: bool = False
-    """Nobody else can have been the victim."""
+    """It is not merely probable."""
     words: str = ""
 
 
@@ -28,8 +28,6 @@ class Kills(msgspec.Struct, frozen=True):
     """Fresh, and not taken as the explanation of another death."""
     deaths: int
     """Runners that SIGKILL ended at that moment, this one included."""
-    strangers: int = 0
-    """Processes in the shared cgroup that are neither the worker, its fork server nor a runner."""
     limit_bytes: int | None = None
     peak_bytes: int | None = None
     rss_bytes: int = 0
@@ -46,19 +44,11 @@ def judge(found: Kills) -> OomEvidence:
     if found.scope == "host":
         doubt = "the count is that of the whole host, so another process may have been the victim"
         return OomEvidence(True, False, f"probably out of memory: {_kills(found)} on this host; {doubt}{numbers}")
-    if found.strangers:
-        others = "1 process that is" if found.strangers == 1 else f"{found.strangers} processes that are"
-        doubt = f"the cgroup is shared with {others} no runner"
-    elif found.kills != found.deaths:
-        ended = "1 runner was" if found.deaths == 1 else f"{found.deaths} runners were"
-        doubt = f"but {ended} ended by SIGKILL"
-    else:
-        return OomEvidence(
-            True,
-            True,
-            f"out of memory: {_kills(found)} in the worker's cgroup, where only a runner can have been it{numbers}",
-        )
-    return OomEvidence(True, False, f"probably out of memory: {_kills(found)} in the worker's cgroup; {doubt}{numbers}")
+    here = f"out of memory: {_kills(found)} in the worker's cgroup"
+    if found.kills == found.deaths:
+        return OomEvidence(True, True, f"{here}{numbers}")
+    ended = "1 runner was" if found.deaths == 1 else f"{found.deaths} runners were"
+    return OomEvidence(True, False, f"probably {here}; but {ended} ended by SIGKILL{numbers}")
 
 
 def _kills(found: Kills) -> str:
@@ -79,7 +69,6 @@ def _size(size_bytes: int) -> str:
 
 WINDOW_S = 1.0
 _COUNTER = "oom_kill"
-MAX_MEMBERS = 100_000
 
 
 class CounterWatch:
@@ -115,7 +104,6 @@ class OomWatch:
         self._source = self._shared or host
         self._counter = CounterWatch(self._source)
         self._cgroups: dict[str, CounterWatch] = {}
-        self._strangers = 0
         self._looked_s = 0.0
 
     def watch_cgroup(self, group: str) -> None:
@@ -126,31 +114,24 @@ class OomWatch:
     def forget_cgroup(self, group: str) -> None:
         self._cgroups.pop(group, None)
 
-    def look(self, now_s: float, ours: frozenset[int]) -> None:
-        """To be called often: counts grow old, and it is noted who else lives in our cgroup."""
+    def look(self, now_s: float) -> None:
+        """Let counts grow old; to be called often."""
         if now_s - self._looked_s >= WINDOW_S:
             self._looked_s = now_s
             for counter in (self._counter, *self._cgroups.values()):
                 counter.age()
-            self._strangers = self._count_strangers(ours)
 
-    def explain(self, group: str, ours: frozenset[int], deaths: int, max_rss_bytes: int) -> OomEvidence:
+    def explain(self, group: str, deaths: int, max_rss_bytes: int) -> OomEvidence:
         """Judge one of `deaths` runners that SIGKILL ended just now. A kill that explains it explains no other."""
         cgroup = self._cgroups.get(group)
         counter = cgroup or self._counter
         place = Path(group) if cgroup else self._shared.parent if self._shared else None
-        strangers = 0 if cgroup else max(self._strangers, self._count_strangers(ours))
         scope: Scope = "room" if cgroup else "cgroup" if self._shared else "host"
         limit_bytes, peak_bytes = (None, None) if place is None else memory_of(place)
-        evidence = judge(Kills(scope, counter.fresh(), deaths, strangers, limit_bytes, peak_bytes, max_rss_bytes))
+        evidence = judge(Kills(scope, counter.fresh(), deaths, limit_bytes, peak_bytes, max_rss_bytes))
         if evidence.struck:
             counter.explained()
         return evidence
-
-    def _count_strangers(self, ours: frozenset[int]) -> int:
-        if self._shared is None:
-            return 0
-        return len(_all_members(self._shared.parent) - ours)
 
 
 def shared_counter(proc: Path = cgroups.PROC) -> Path | None:
@@ -179,22 +160,6 @@ def memory_of(group: Path) -> tuple[int | None, int | None]:
                 cgroups.read_file(group / peak)
             )
     return None, None
-
-
-def _all_members(group: Path) -> set[int]:
-    """Give everybody who is charged to this cgroup: those in cgroups below that count no memory themselves, too."""
-    found = set(cgroups.members(group))
-    waiting = [group] if (group / "memory.events").exists() else []
-    while waiting and len(found) < MAX_MEMBERS:
-        try:
-            below = [entry for entry in waiting.pop().iterdir() if entry.is_dir()]
-        except OSError:
-            continue
-        for child in below:
-            if not (child / "memory.events").exists():
-                found.update(cgroups.members(child))
-                waiting.append(child)
-    return found
 
 
 def _counts(file: Path) -> bool:

@@ -22,7 +22,7 @@ def over_process_limit(pid: int, cgroup: RunnerCgroup, max_processes: int) -> bo
     Where the kernel bounds them nobody can get past it; then to be refused is the sign."""
     if not max_processes:
         return False
-    if cgroup.pids:
+    if cgroup.bounds_processes:
         return cgroups.refused_forks(cgroup) > 0
     # One cheap look that mostly suffices: so many are not on the whole machine.
     if 0 < tasks_of_host() <= max_processes:
@@ -92,7 +92,7 @@ def _signal(pid: int, number: int) -> None:
 
 PATIENCE_S = 2.0
 _PAUSE_S = 0.0005
-_LOOK = getattr(os, "WEXITED", 0) | getattr(os, "WNOHANG", 0) | getattr(os, "WNOWAIT", 0)
+_LOOK = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 
 def has_children() -> bool:
@@ -101,8 +101,6 @@ def has_children() -> bool:
         os.waitid(os.P_ALL, 0, _LOOK)
     except ChildProcessError:
         return False
-    except AttributeError:
-        return bool(children())
     return True
 
 

@@ -19,13 +19,12 @@ from typing import Any
 
 from unstuck import host
 
-_HAS_MANY = hasattr(signal, "SIGRTMAX")
-STACK_SIGNAL = int(signal.SIGRTMAX) - 2 if _HAS_MANY else int(signal.SIGQUIT)
+# Clients on other systems import this module too, without that name.
+STACK_SIGNAL = int(getattr(signal, "SIGRTMAX", signal.NSIG)) - 2
 """Writes down the stack of the thread that gets it. One that user code and its libraries have no use for, so that they
 leave its handler alone."""
-ALL_STACKS_SIGNAL = STACK_SIGNAL - 1 if _HAS_MANY else STACK_SIGNAL
-"""Writes down those of all threads, where the system has enough signals: only for a process in which C code holds the
-GIL, so that nobody runs Python code."""
+ALL_STACKS_SIGNAL = STACK_SIGNAL - 1
+"""Writes down those of all threads: only for a process in which C code holds the GIL, so that no Python code runs."""
 MAX_THREADS = 100
 MAX_FRAMES = 100
 MAX_TASKS = 10

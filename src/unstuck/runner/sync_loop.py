@@ -44,18 +44,6 @@ SHARE = 4
 """Or this part of the limit, where that is less: the next job must not be the one to suffer."""
 
 
-def bound(max_open_files: int) -> None:
-    """Set how many descriptors we and what we start may hold; 0 leaves it as it is."""
-    if max_open_files:
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        if hard != resource.RLIM_INFINITY:
-            max_open_files = min(max_open_files, hard)
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max_open_files, hard))
-        except (OSError, ValueError):
-            pass
-
-
 class LeakWatch:
     """Watches the descriptors of this process from now on."""
 

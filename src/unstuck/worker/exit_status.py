@@ -3,7 +3,6 @@
 import os
 import resource
 import signal
-import sys
 
 import msgspec
 
@@ -39,7 +38,6 @@ _WORDS = {
     LEASH_EXIT: "its supervisor was gone before it began",
 }
 OOM = "probably the kernel, for want of memory (its count of such kills rose just then, but others share that count)"
-_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class Exit(msgspec.Struct, frozen=True):
@@ -86,7 +84,7 @@ class Exit(msgspec.Struct, frozen=True):
 
 def exit_of(status: int, usage: resource.struct_rusage, lived_s: float, why: str = "") -> Exit:
     """Put together what `os.wait4` gave."""
-    return Exit(status, lived_s, usage.ru_maxrss * _RSS_UNIT, usage.ru_utime + usage.ru_stime, why)
+    return Exit(status, lived_s, usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime, why)
 
 
 def was_sigkilled(status: int) -> bool:

@@ -208,7 +208,6 @@ class ForkServerClient:
             settings.max_payload_bytes if payload_bytes is None else payload_bytes,
             settings.recovery.runner_heartbeat_interval_s if pulse_s is None else pulse_s,
             settings.max_processes,
-            settings.max_open_files,
         )
 
     def _await_manifest(self) -> Manifest:

@@ -59,7 +59,7 @@ class RestartBackoff:
 # question whether it is gone already. A program of its own, since nothing may run between fork and exec with threads.
 LEASH = (
     "import ctypes, os, sys; "
-    "sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); "
+    "ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); "
     "os.getppid() == int(sys.argv[1]) or sys.exit(143); "
     "os.execvp(sys.argv[2], sys.argv[2:])"
 )

@@ -116,7 +116,7 @@ class Supervisor:
         now_s = host.boottime_s()
         self._hear(now_s)
         self._reap(now_s)
-        self._oom.look(now_s, frozenset())
+        self._oom.look(now_s)
         if self._asked_how:
             self._show_stacks()
         if self._wishes.count > self._forwarded:
@@ -148,7 +148,7 @@ class Supervisor:
             wait_s = min([wait_s, *(worker.replacing.at_s - now_s for worker in self._workers if worker.empty)])
         else:
             wait_s = min(wait_s, max(self._stop_s - now_s, 0.0) if self._living() else LOOK_AT_LAST_S)
-        heard = select.select([self._wake_fd, *self._reports.descriptors()], [], [], max(0.0, wait_s))[0]
+        heard = select.select([self._wake_fd, self._reports.fileno()], [], [], max(0.0, wait_s))[0]
         if self._wake_fd in heard:
             os.read(self._wake_fd, 4096)
 
@@ -156,8 +156,6 @@ class Supervisor:
         worker.fill(
             [*self._command, *self._own(worker.number)], {**self._reports.environment(), **self._expected}, now_s
         )
-        if not self._reports.possible:
-            worker.ready_s = now_s
         log.info("Worker process started", place=worker.number, pid=worker.pid)
 
     # Signs of life ------------------------------------------------------------------------------
@@ -177,7 +175,7 @@ class Supervisor:
             if late or host.is_stopped(worker.pid):
                 # Frozen, with us or by somebody who holds it on purpose: what it did not say proves nothing.
                 worker.heard_s = now_s
-            elif worker.ready_s is not None and now_s - worker.heard_s > SILENT_S and self._reports.possible:
+            elif worker.ready_s is not None and now_s - worker.heard_s > SILENT_S:
                 worker.why = f"by its supervisor, after {brief(SILENT_S)} without any sign of life"
                 log.error("A worker process hangs and is killed", place=worker.number, pid=worker.pid)
                 worker.send(signal.SIGKILL)
@@ -207,7 +205,7 @@ class Supervisor:
                 break
             if worker := next((worker for worker in self._workers if worker.pid == pid), None):
                 why = worker.why
-                if not why and was_sigkilled(status) and self._oom.explain("", frozenset(), 1, 0).struck:
+                if not why and was_sigkilled(status) and self._oom.explain("", 1, 0).struck:
                     why = OOM
                 self._lost(worker, exit_of(status, usage, now_s - worker.born_s, why), now_s)
             elif dashboard := next((one for one in self._companions if one.pid == pid), None):

@@ -11,7 +11,7 @@ from typing import NoReturn
 import msgspec
 
 from unstuck import failpoints, host
-from unstuck.config import DEFAULT_QUEUE, Settings
+from unstuck.config import Settings
 from unstuck.domain.autopsy import MAX_STACK_CHARS, Autopsy, DeathKind
 from unstuck.domain.endings import storable_text
 from unstuck.domain.liveness import Detector
@@ -19,7 +19,7 @@ from unstuck.domain.states import WorkerState
 from unstuck.domain.units import brief
 from unstuck.errors import UnstuckError
 from unstuck.ledger.contract.recovery import GuardNone
-from unstuck.ledger.contract.workers import ClaimRequest, Turn, WorkerVerdict
+from unstuck.ledger.contract.workers import WorkerVerdict
 from unstuck.ledger.open import open_ledger
 from unstuck.logs import logger
 from unstuck.worker.exit_status import WATCHDOG_EXIT
@@ -51,9 +51,8 @@ TIMEOUTS = 2.0
 """A loop may stand still for so many heartbeat timeouts."""
 LEAST_LIMIT_S = 6.0
 CALL_LIMITS = 10.0
-"""An unanswered call is given so many limits: a lock in the database is not our death."""
+"""A single call to the ledger is given this many limits. Each call has a shorter bound of its own, and ends by it."""
 LAST_WORDS_S = 5.0
-PROBE_S = 15.0
 IDLE = "alive but doing nothing"
 
 log = logger("unstuck.worker")
@@ -88,12 +87,6 @@ class Stillness:
         self.still_s = 0.0
 
 
-class Judgement(msgspec.Struct, frozen=True):
-    evidence: str
-    call: bool = False
-    """It waits for the ledger: ask whether that one can be reached, before anything else."""
-
-
 class Jury:
     """Decides from the signs alone; it has no clock and does nothing."""
 
@@ -107,10 +100,11 @@ class Jury:
             Stillness(),
         )
 
-    def look(self, watched: Watched, elapsed_s: float) -> Judgement | None:
-        """Take one look; give the judgement when something stood still for too long."""
+    def look(self, watched: Watched, elapsed_s: float) -> str | None:
+        """Take one look; return the evidence if something stood still for too long."""
         if elapsed_s > LATE_S:
-            self.forgive()
+            for stillness in (self.worker_loop, self._ledger_thread, self._turn, self._beat):
+                stillness.forgive()
             return None
         worker_loop, ledger_thread, heartbeat = watched.worker_loop, watched.ledger_thread, watched.heartbeat
         floor_s = self.worker_loop.look(worker_loop.rounds, expected=not watched.busy_elsewhere(), elapsed_s=elapsed_s)
@@ -119,17 +113,13 @@ class Jury:
         turn_s = self._turn.look(ledger_thread.rounds, expected=ledger_thread.busy, elapsed_s=elapsed_s)
         beat_s = self._beat.look(heartbeat.rounds, expected=heartbeat.busy, elapsed_s=elapsed_s)
         if floor_s >= self.limit_s:
-            return Judgement(f"{IDLE}: its floor has not gone round for {brief(floor_s)}")
+            return f"{IDLE}: its floor has not gone round for {brief(floor_s)}"
         if wheel_s >= self.limit_s + 2 * self._poll_s:
-            return Judgement(f"{IDLE}: its wheel was wanted and has not turned for {brief(wheel_s)}")
+            return f"{IDLE}: its wheel was wanted and has not turned for {brief(wheel_s)}"
         for call_s, what in ((turn_s, "turn"), (beat_s, "heartbeat")):
             if call_s >= self.limit_s * CALL_LIMITS:
-                return Judgement(f"{IDLE}: its {what} hangs in the ledger for {brief(call_s)}", call=True)
+                return f"{IDLE}: its {what} hangs in the ledger for {brief(call_s)}"
         return None
-
-    def forgive(self) -> None:
-        for stillness in (self.worker_loop, self._ledger_thread, self._turn, self._beat):
-            stillness.forgive()
 
 
 class Watchdog:
@@ -156,33 +146,13 @@ class Watchdog:
             now_s = host.boottime_s()
             if self._watched.worker_loop.leaving:
                 self._sd_notifier.stopping("draining: takes nothing new")
-            judgement = self._jury.look(self._watched, now_s - looked_s)
+            evidence = self._jury.look(self._watched, now_s - looked_s)
             looked_s = now_s
-            if judgement is not None and not self._stopping.is_set():
-                if not judgement.call or self._ledger_answers():
-                    self._end(judgement.evidence)
-                self._jury.forgive()
-                looked_s = host.boottime_s()
+            if evidence is not None and not self._stopping.is_set():
+                self._end(evidence)
             if self._jury.worker_loop.still_s < LATE_S:
                 # Only while the floor goes round: whoever listens may have a limit of his own.
                 self._sd_notifier.alive()
-
-    def _ledger_answers(self) -> bool:
-        """Do a turn that takes nothing, over a connection of our own: is it the ledger that hangs, or we?"""
-        answered = threading.Event()
-
-        def ask() -> None:
-            try:
-                with closing(open_ledger(self._settings)) as ledger:
-                    ledger.turn(Turn(self._worker_id, claim_request=ClaimRequest((DEFAULT_QUEUE,), (), 1)))
-                    answered.set()
-            except UnstuckError as error:
-                log.warning("A call to the ledger hangs, and it does not answer others either", error=str(error))
-
-        asking = threading.Thread(target=ask, name="unstuck-probe", daemon=True)
-        asking.start()
-        asking.join(PROBE_S)
-        return answered.is_set()
 
     def _end(self, evidence: str) -> NoReturn:
         """Say why, within a limit, and go: whatever hangs might hold the log or the ledger too."""

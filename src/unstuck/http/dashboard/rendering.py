@@ -28,7 +28,6 @@ from unstuck.domain.bounds import Bounds
 from unstuck.domain.units import brief, brief_size
 from unstuck.errors import UnstuckError
 from unstuck.http.problems import Problem
-from unstuck.ledger.manners import politely
 from unstuck.version import VERSION
 
 MAX_JSON_CHARS = 20_000
@@ -169,7 +168,7 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
         "room": "",
         "key": "",
     }
-    response = HTMLResponse(_written(template, seen | values), status)
+    response = HTMLResponse(render_fragment(template, seen | values), status)
     # A page of the past must not come back with verbs that are no longer true.
     response.headers["Cache-Control"] = "no-store"
     if said:
@@ -178,11 +177,7 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
 
 
 def render_fragment(template: str, values: dict[str, Any]) -> str:
-    return _written(template, values)
-
-
-def _written(template: str, values: dict[str, Any]) -> str:
-    return "".join(politely(_templates.get_template(template).generate(values)))
+    return _templates.get_template(template).render(values)
 
 
 def viewpoint(root: str, may_operate: bool) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 from unstuck.errors import LedgerUnavailable, RefusedValue
-from unstuck.ledger import manners
 from unstuck.ledger.contract import Ledger, PipelinedHeartbeats
 from unstuck.ledger.contract.workers import HeartbeatAnswer, RemoteHeartbeat
 
@@ -159,8 +158,7 @@ class HeartbeatBatcher:
     def _run(self) -> None:
         while (given := self._batches.get()) is not None:
             loop, waiting, heartbeats = given
-            with manners.hurry():
-                answers = self._answer(heartbeats)
+            answers = self._answer(heartbeats)
             # A loop that is closed has nobody who waits.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._written, loop, waiting, answers)

@@ -63,11 +63,6 @@ class WakeUps:
         self.hushed = False
         """Nobody waits any more: the door is being closed."""
 
-    @property
-    def is_waited_for(self) -> bool:
-        """Return whether any worker stands in line."""
-        return bool(self._waiting)
-
     @contextmanager
     def wait_in(self, key: Key, worker_id: str) -> Iterator[Waiter]:
         """Stand in line; what is rung meanwhile is not lost, whether one waits or looks."""

@@ -6,7 +6,6 @@ the usual way, which says what is wrong with it: so nothing is decided here that
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
 from typing import Annotated, Any, Literal
 
 import anyio.to_thread
@@ -32,7 +31,6 @@ from unstuck.http.workers.service import WorkerService, WorkerServiceDep, instru
 from unstuck.http.workers.turns import TurnRequest, claim_afresh, settle_plainly, take_turn
 from unstuck.http.workers.turns import settle as settle_by_rules
 from unstuck.http.workers.turns import start as turns_start
-from unstuck.ledger import manners
 from unstuck.ledger.contract.workers import HeartbeatAnswer
 from unstuck.remote.attempts import conflict_of, keys_of
 from unstuck.remote.messages import (
@@ -124,23 +122,20 @@ class FastRoutes:
         if answering is None:
             await self._app(scope, receive, send)
             return
-        # A beat all the way, and not only while it is written: beside a page that is drawn each step of it would wait.
-        # A turn may wait a minute for a job, and nothing may give way to it for as long.
-        with manners.hurry() if answering == self._beat else nullcontext():
-            body = await _whole(receive)
-            try:
-                answer = await self._quickly(answering, scope["state"]["caller"], body, receive)
-            except _Conflict as conflict:
-                await conflict.problem.response()(scope, receive, send)
-                return
-            except UnstuckError as error:
-                # Not tried the usual way: nobody knows whether the database wrote what it did not answer.
-                await problem_of(error).response()(scope, receive, send)
-                return
-            if answer is None:
-                await self._app(scope, replayed(body, receive), send)
-            else:
-                await Response(answer, media_type="application/json")(scope, receive, send)
+        body = await _whole(receive)
+        try:
+            answer = await self._quickly(answering, scope["state"]["caller"], body, receive)
+        except _Conflict as conflict:
+            await conflict.problem.response()(scope, receive, send)
+            return
+        except UnstuckError as error:
+            # Not tried the usual way: nobody knows whether the database wrote what it did not answer.
+            await problem_of(error).response()(scope, receive, send)
+            return
+        if answer is None:
+            await self._app(scope, replayed(body, receive), send)
+        else:
+            await Response(answer, media_type="application/json")(scope, receive, send)
 
     def _answering(self, scope: Connection) -> Answering | None:
         if scope["type"] != "http" or scope["method"] != "POST":

@@ -18,7 +18,6 @@ from unstuck.http.services import Services
 from unstuck.http.workers.batching import HeartbeatBatcher
 from unstuck.http.workers.claims import WakeUps
 from unstuck.http.workers.turn_batcher import TurnBatcher
-from unstuck.ledger import manners
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.workers import HeartbeatAnswer, RemoteHeartbeat
 from unstuck.ledger.metrics_writer import MetricsWriter
@@ -87,8 +86,7 @@ class WorkerService:
         """Write a beat, with the metadata if they are new, and give the ledger's answer."""
         news = None if metadata is None else self.workers.news(worker, metadata)
         try:
-            with manners.hurry():
-                return await self.beats.beat(RemoteHeartbeat(worker.id, running=running, metadata=news))
+            return await self.beats.beat(RemoteHeartbeat(worker.id, running=running, metadata=news))
         except BaseException:
             # Perhaps they were not written, and nobody may look for a change that was told already.
             self.workers.unsay(worker)

@@ -11,7 +11,6 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 from unstuck.errors import LedgerBusy, RefusedValue, UncertainCommit
-from unstuck.ledger import manners
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.workers import Exchange, Turn, TurnAnswer
 
@@ -72,9 +71,7 @@ class TurnBatcher:
     def _run(self) -> None:
         while (given := self._batches.get()) is not None:
             loop, batch = given
-            # The page and the reaper give way; the rows of these very turns would else give way to their own requests.
-            with manners.hurry():
-                answers = self._write([turn for turn, _ in batch])
+            answers = self._write([turn for turn, _ in batch])
             # A loop that is closed has nobody who waits.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._written, loop, batch, answers)

@@ -16,7 +16,6 @@ from psycopg.pq import ConnStatus
 from unstuck import logs
 from unstuck.domain.jitter import jitter
 from unstuck.errors import LedgerError, LedgerUnavailable
-from unstuck.ledger.manners import give_way
 from unstuck.ledger.postgres import errors
 from unstuck.ledger.postgres.connect import PATIENT_S, Address, Bounds, Connection, NoAnswer, Session, connect
 from unstuck.ledger.postgres.late_socket import LateSocket
@@ -461,11 +460,10 @@ def _pipelined(connection: Connection, statements: Sequence[Statement], prepared
 
 
 def _all_of(cursor: psycopg.Cursor[Row]) -> list[Row]:
-    """Read every row, and let other threads in between: a thousand in one go would hold the interpreter for long."""
+    """Return every row, read in parts: other threads can run in between, not only after a thousand rows."""
     if cursor.rowcount <= _AT_ONCE:
         return cursor.fetchall()
     rows: list[Row] = []
     while some := cursor.fetchmany(_AT_ONCE):
         rows += some
-        give_way()
     return rows

@@ -20,7 +20,6 @@ from unstuck.ledger.contract.jobs import (
 )
 from unstuck.ledger.contract.queues import QueueRecord
 from unstuck.ledger.contract.workers import DeferredRecord, Progress, WorkerRecord
-from unstuck.ledger.manners import politely
 from unstuck.ledger.postgres import arrays
 from unstuck.ledger.postgres.connection import Row
 from unstuck.ledger.postgres.database import Verbs
@@ -140,7 +139,7 @@ class ReadingVerbs(Verbs):
         return [OutputRecord(*row) for row in self.read("outputs", job_id=job_id)]
 
     def workers(self, living_only: bool = False) -> list[WorkerRecord]:
-        return [worker_record(row) for row in politely(self.read("workers", living_only=living_only))]
+        return [worker_record(row) for row in self.read("workers", living_only=living_only)]
 
     def queues(self) -> list[QueueRecord]:
         return [QueueRecord(*(*row[:6], row[6] if row[10] else None, *row[7:10])) for row in self.read("queues")]

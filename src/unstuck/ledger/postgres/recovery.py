@@ -23,7 +23,6 @@ from unstuck.ledger.contract.recovery import (
     WorkerWatch,
 )
 from unstuck.ledger.contract.workers import HeldRecord, WorkerVerdict
-from unstuck.ledger.manners import politely
 from unstuck.ledger.postgres import arrays, errors
 from unstuck.ledger.postgres.connect import Session as PgSession
 from unstuck.ledger.postgres.connection import Row
@@ -143,7 +142,7 @@ def _with_sessions(rows: list[Row]) -> list[WorkerWatch]:
     missing = living.count(Session.MISSING)
     if missing >= MUTED_FROM and 2 * missing > len(living):
         sessions = [Session.UNKNOWN] * len(rows)
-    return [worker_watch(row, session) for row, session in politely(zip(rows, sessions, strict=True))]
+    return [worker_watch(row, session) for row, session in zip(rows, sessions, strict=True)]
 
 
 def _guard(guard: Guard) -> tuple[str, float | None]:

@@ -28,7 +28,6 @@ from unstuck.ledger.contract.workers import (
     TurnAnswer,
     WorkerRecord,
 )
-from unstuck.ledger.manners import politely
 from unstuck.ledger.postgres import arrays, errors
 from unstuck.ledger.postgres.async_beats import HeartbeatPipeline, Texts, launch
 from unstuck.ledger.postgres.connection import Row
@@ -53,7 +52,7 @@ from unstuck.ledger.postgres.workflows import WorkflowVerbs
 
 class HealthVerbs(Verbs):
     def standings(self, dead_for_s: float) -> list[Standing]:
-        return [standing(row) for row in politely(self.serve("standings", dead_for_s=dead_for_s))]
+        return [standing(row) for row in self.serve("standings", dead_for_s=dead_for_s)]
 
     def hosts(self) -> list[HostRecord]:
         return [HostRecord(name, disabled_of(None, disabled)) for name, disabled in self.serve("hosts")]

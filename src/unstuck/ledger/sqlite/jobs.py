@@ -15,7 +15,6 @@ from unstuck.ledger.contract.events import EventPage, EventRecord
 from unstuck.ledger.contract.jobs import AttemptRecord, JobFilter, JobRecord, OutputRecord, TaskRecord
 from unstuck.ledger.contract.queues import QueueRecord
 from unstuck.ledger.contract.workers import DeferredRecord, Progress, WorkerRecord
-from unstuck.ledger.manners import politely
 from unstuck.ledger.sqlite.clock import read_clock
 from unstuck.ledger.sqlite.database import SQL, Database, Verbs, fetch, write_event
 from unstuck.ledger.sqlite.endings import Ended, after_end, linked_among, requeue
@@ -298,7 +297,7 @@ class ReadingVerbs(Verbs):
     def workers(self, living_only: bool = False) -> list[WorkerRecord]:
         with self.db.read() as cursor:
             clock = read_clock(cursor)
-            return [worker_record(row, clock) for row in politely(cursor.execute(SQL["workers"], (living_only,)))]
+            return [worker_record(row, clock) for row in cursor.execute(SQL["workers"], (living_only,))]
 
     def queues(self) -> list[QueueRecord]:
         now = time.time()

@@ -24,7 +24,6 @@ from unstuck.ledger.contract.recovery import (
     WorkerWatch,
 )
 from unstuck.ledger.contract.workers import HeldRecord, WorkerVerdict
-from unstuck.ledger.manners import politely
 from unstuck.ledger.sqlite.clock import read_clock
 from unstuck.ledger.sqlite.database import SQL, Verbs, fetch, write_event
 from unstuck.ledger.sqlite.endings import Ended, after_end, end_attempts, write_releases
@@ -57,7 +56,7 @@ class ReaperVerbs(Verbs):
         with self.db.read() as cursor:
             clock = read_clock(cursor)
             rows = cursor.execute(SQL["to_judge"], (clock.at,))
-            workers = [worker_watch(row, clock) for row in politely(rows)]
+            workers = [worker_watch(row, clock) for row in rows]
             living = cursor.execute(SQL["count_living"]).get
         return workers, max(0, living - sum(1 for worker in workers if worker.state in LIVE_STATES))
 

@@ -28,7 +28,6 @@ from unstuck.ledger.contract.workers import (
     TurnAnswer,
     WorkerRecord,
 )
-from unstuck.ledger.manners import politely
 from unstuck.ledger.sqlite.claim import Look, is_still_a_gap
 from unstuck.ledger.sqlite.clock import Clock, read_clock
 from unstuck.ledger.sqlite.database import SQL, Verbs, fetch, write_event
@@ -43,7 +42,7 @@ class HealthVerbs(Verbs):
         with self.db.read() as cursor:
             clock = read_clock(cursor)
             rows = cursor.execute(SQL["standings"], (clock.at - dead_for_s,))
-            return [standing(row, clock) for row in politely(rows)]
+            return [standing(row, clock) for row in rows]
 
     def hosts(self) -> list[HostRecord]:
         with self.db.read() as cursor:
