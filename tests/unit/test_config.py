@@ -410,7 +410,7 @@ def test_no_variable_of_an_example_is_a_setting() -> None:
     texts = [path.read_text() for path in (root / "examples").iterdir() if path.is_file()]
     used = {name for text in texts for name in re.findall(r"UNSTUCK_[A-Z_]+", text)}
     assert "UNSTUCK_SERVER" in used
-    settings = {f"UNSTUCK_{name.upper()}" for name in config.SETTING_NAMES}
+    settings = {f"UNSTUCK_{name.upper()}" for name in (*config.SETTING_NAMES, *config.RECOVERY_NAMES)}
     groups = tuple(f"UNSTUCK_{name.upper()}_" for name in config.GROUPS)
     assert not [name for name in used if name in settings or name.startswith(groups)]
 
