@@ -49,6 +49,14 @@ class TestWhereSettingsComeFrom:
         assert settings.schema == "of_env"
         assert settings.poll_interval_s == 9
 
+    def test_environment_wins_over_the_recovery_table_of_a_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "unstuck.toml").write_text('[recovery]\nheartbeat_timeout = "2m"\ncheck_interval = "3s"\n')
+        monkeypatch.setenv("UNSTUCK_HEARTBEAT_TIMEOUT", "5m")
+        recovery = config.load().recovery
+        assert (recovery.heartbeat_timeout_s, recovery.check_interval_s) == (300, 3)
+
     def test_unstuck_toml_wins_over_pyproject(self, tmp_path: Path) -> None:
         (tmp_path / "pyproject.toml").write_text('[tool.unstuck]\nurl = "sqlite:///project.db"\n')
         assert config.load().url == f"sqlite:///{tmp_path}/project.db"

@@ -43,7 +43,11 @@ def load(overrides: Mapping[str, Any] | None = None, directory: Path | None = No
         # A file names what lies beside it, whoever reads it.
         merged["url"] = resolved_url(merged["url"], directory)
     for name, value in _from_environment().items():
-        merged[name] = {**merged.get(name, {}), **value} if name in GROUPS else value
+        if not isinstance(value, dict):
+            merged[name] = value
+        elif isinstance(table := merged.setdefault(name, {}), dict):
+            merged[name] = {**table, **value}
+        # What is no table in the file is refused below.
     merged.update({name: value for name, value in (overrides or {}).items() if value is not None})
     return build(merged)
 
@@ -195,6 +199,8 @@ def _from_environment() -> dict[str, Any]:
         group, _, inner = name.partition("_")
         if group in GROUPS:
             found.setdefault(group, {})[inner] = value
+        elif name in RECOVERY_NAMES:
+            found.setdefault("recovery", {})[name] = value
         else:
             found[name] = value
     return found
