@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.fleet import copy_tasks
+
 from bench import tasks
 from bench.databases import Database, temporary_folder
 from bench.processes import Workers, workers_on
@@ -42,8 +44,7 @@ def stage_on(database: Database, **settings: Any) -> Iterator[Stage]:
     """Open a fresh ledger with the tasks of the benchmark; everything is gone afterwards."""
     url = database.fresh()
     app = App(url, **settings)
-    for definition in tasks.app.definitions.values():
-        app.adopt(definition)
+    copy_tasks(tasks.app, app)
     try:
         with temporary_folder() as folder, workers_on(url, app.ledger, folder) as workers:
             yield Stage(database, url, app, workers, folder)

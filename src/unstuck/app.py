@@ -53,7 +53,7 @@ class App(ScheduleRegistry, HookRegistry):
         after_retry: Follower = None,
         **settings: Unpack[GivenSettings],
     ) -> None:
-        check_names(settings, (*config.SETTING_NAMES, *_APP_SETTINGS), "setting")
+        config.check_setting_names(settings, _APP_SETTINGS)
         self.settings: Settings = config.load({"url": url, "recovery": recovery, **settings})
         self._runtime = ClientRuntime(self.settings, config.overruled(url))
         self._definitions: dict[str, TaskDefinition] = {}
@@ -112,7 +112,7 @@ class App(ScheduleRegistry, HookRegistry):
             pulse_interval_s=recovery.runner_heartbeat_interval_s,
             is_async=found.is_async,
         )
-        return self.adopt(
+        return self._add(
             TaskDefinition(
                 name=name,
                 queue=checked_name(settings.get("queue", DEFAULT_QUEUE), "Queue"),
@@ -141,14 +141,7 @@ class App(ScheduleRegistry, HookRegistry):
         """What was declared of queues."""
         return self._limits
 
-    def adopt(self, definition: TaskDefinition | Task[Any, Any]) -> Task[Any, Any]:
-        """Take a task of another app, for example one that lives in a library."""
-        if isinstance(definition, Task):
-            definition = definition.definition
-        if not isinstance(definition, TaskDefinition):
-            raise ConfigError(
-                f"adopt(…) takes a task of another app, not {definition!r:.80}. Register it with app.task."
-            )
+    def _add(self, definition: TaskDefinition) -> Task[Any, Any]:
         name = definition.name
         if name in self._definitions:
             raise ConfigError(f"There are two tasks named {name!r} in this app. Give one of them name=….")
@@ -222,10 +215,6 @@ class App(ScheduleRegistry, HookRegistry):
     def job(self, job_id: int) -> Job[Any]:
         """Give a handle on a job whose id is known."""
         return Job(self._runtime, job_id)
-
-    def signal(self, job_id: int, name: str, value: Any = None) -> str:
-        """Signal a job: 'woken' (it waited for it) or 'kept' (until it does); SignalRefused when it is over."""
-        return Job[Any](self._runtime, job_id).signal(name, value)
 
     def workflow(self, name: str, **unknown: Never) -> "Workflow":
         """Begin to build a workflow; nothing is stored before its `start()`."""

@@ -28,7 +28,6 @@ def test_every_verb_of_the_command_line_leaves_a_note(either_shop: Cli) -> None:
         ["cancel", str(job), "999"],
         ["retry", str(job)],
         ["purge", "default", "--yes"],
-        ["quarantine", "release", str(job)],
         ["stale", "--requeue", "--older-than", "1h"],
         ["stale", "--fail"],
         ["prune", "--older-than", "1h", "--state", "failed"],
@@ -43,7 +42,7 @@ def test_every_verb_of_the_command_line_leaves_a_note(either_shop: Cli) -> None:
         shop.run(*command)
     found = notes(shop)
     assert {door for door, *_ in found} == {"cli"}
-    token = found[13][2].split()[1]
+    token = found[12][2].split()[1]
     named = f"worker ada ({worker})"
     assert [note[1:] for note in found] == [
         ("pause", "queue default", "1 paused"),
@@ -51,7 +50,6 @@ def test_every_verb_of_the_command_line_leaves_a_note(either_shop: Cli) -> None:
         ("cancel", f"jobs {job}, 999", "1 cancelled, 1 missing"),
         ("retry", f"job {job}", "1 queued"),
         ("purge", "queue default", "1 cancelled"),
-        ("release", f"job {job}", "1 cancelled"),
         ("requeue_stale", "jobs silent for 1h", "nothing to do"),
         ("fail_stale", "jobs past their own timeout", "nothing to do"),
         ("prune", "failed jobs older than 1h", "0 removed"),

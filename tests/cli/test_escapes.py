@@ -61,7 +61,7 @@ LOOKS = {
     "retry": ["retry", "4"],
     "cancel": ["cancel", "3"],
 }
-ELSEWHERE = {"popups", "signal", "prune", "migrate", "version", "keygen", "resume", "purge", "demo"}
+ELSEWHERE = {"popups", "signal", "prune", "migrate", "keygen", "resume", "purge", "demo"}
 """Commands that open a window, or print nothing but what they did or who we are."""
 RUNNING = {"worker", "up", "reaper", "serve", "broker"}
 """Commands that run and only log."""

@@ -26,7 +26,6 @@ LISTS = {
     "lines": ["lines"],
     "workflows": ["workflows"],
     "quarantine": ["quarantine", "list"],
-    "release": ["quarantine", "release", "--all"],
     "schedules": ["schedules"],
     "tokens": ["tokens"],
     "audit": ["audit"],
@@ -46,7 +45,6 @@ def test_an_empty_list_names_the_ledger(shop: Cli, arguments: list[str]) -> None
 MISSED = [
     *(f"{command} 77" for command in ("job", "why", "logs", "doctor", "workflow", "stack", "cancel", "retry")),
     "signal 77 go",
-    "quarantine release 77",
     "workflows cancel 77",
     "enqueue nothing",
     *(f"{command} nowhere" for command in ("pause", "resume", "purge")),

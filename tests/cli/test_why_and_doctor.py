@@ -84,7 +84,7 @@ def test_the_whole_tale_is_told_and_the_job_let_go(either_shop: Cli) -> None:
     assert rules[1].startswith("retry: failure 1 of 2; tried again in ")
     assert rules[2] == 'on_crash="retry" with max_crash_retries=1: death 2 ends it'
     assert story["story"][-1]["facts"]["exception"] == "JobQuarantined"
-    assert story["actions"][0]["command"] == f"unstuck quarantine release {number}"
+    assert story["actions"][0]["command"] == f"unstuck retry {number}"
 
     said = shop.run("why", number)
     assert said.code == 0
@@ -99,7 +99,7 @@ def test_the_whole_tale_is_told_and_the_job_let_go(either_shop: Cli) -> None:
         '              File "/srv/shop/locks.py", line 21 in acquire',
         "Try 3 died: probably killed",
         "gets JobQuarantined.",
-        f"unstuck quarantine release {number}",
+        f"unstuck retry {number}",
     ]
     places = [said.out.find(words) for words in order]
     assert -1 not in places, order[places.index(-1)]
@@ -115,17 +115,15 @@ def test_the_whole_tale_is_told_and_the_job_let_go(either_shop: Cli) -> None:
     assert [attempt["autopsy"]["kind"] for attempt in job["attempts"]] == ["out_of_memory", "stall", "out_of_memory"]
     assert "left a stack" in shop.run("job", number).out
 
-    released = shop.run("quarantine", "release", number)
-    assert released.code == 0
-    assert released.out == f"Job {number} is queued again with fresh counters, and runs alone in its process.\n"
+    retried = shop.run("retry", number)
+    assert (retried.code, retried.out) == (0, f"Job {number} queued again\n")
     again = shop.run("why", number, "--json").json
     assert again["job"]["state"] == "pending"
     assert again["story"][-1]["kind"] == "operator"
     assert "(it was quarantined), with fresh counters" in again["story"][-1]["text"]
     assert "It will run alone in its process" in again["next"]
-    refused = shop.run("quarantine", "release", number)
-    assert (refused.code, refused.out) == (1, "")
-    assert refused.err == f"Job {number} was not released: it is not quarantined but pending.\n"
+    refused = shop.run("retry", number)
+    assert (refused.code, refused.out) == (1, f"Job {number} not finished yet, nothing to retry\n")
 
 
 def test_a_running_job_and_a_worker_that_was_pruned(either_shop: Cli) -> None:
@@ -171,17 +169,17 @@ def test_an_unknown_job_is_refused_with_a_sentence(shop: Cli) -> None:
         assert "does not exist" in shop.refused(1, "why", number)
 
 
-def test_release_takes_a_task_or_all_and_refuses_the_others(shop: Cli) -> None:
+def test_quarantined_jobs_are_retried_by_number_or_by_task_and_run_alone(shop: Cli) -> None:
     shop.worker()
     first, second, third = quarantine(shop), quarantine(shop), quarantine(shop)
     [waiting] = shop.jobs()
-    mixed = shop.run("quarantine", "release", str(first), str(waiting), "4711", "99999999999999999999", "--json")
+    mixed = shop.run("retry", str(first), str(waiting), "4711", "99999999999999999999", "--json")
     assert mixed.code == 1
     answers = [line["answer"] for line in msgspec.json.decode(mixed.out)]
-    assert answers == ["queued", "pending", "missing", "missing"]
-    assert "No job is quarantined there." in shop.run("quarantine", "release", "--task", "crawl").err
-    assert shop.run("quarantine", "release", "--task", "add").out.count("is queued again") == 2
-    assert shop.run("quarantine", "release", "--all").code == 0
+    assert answers == ["queued", "live", "missing", "missing"]
+    assert "No jobs match." in shop.run("retry", "--state", "quarantined", "--task", "crawl").err
+    assert shop.run("retry", "--state", "quarantined", "--task", "add").out.count("queued again") == 2
+    assert shop.run("retry", "--state", "quarantined").code == 0
     assert "No job is quarantined." in shop.run("quarantine", "list").err
     with shop.ledger() as ledger:
         for number in (first, second, third):
@@ -190,7 +188,7 @@ def test_release_takes_a_task_or_all_and_refuses_the_others(shop: Cli) -> None:
             assert (record.state, record.run_alone, record.crash_count) == (JobState.PENDING, True, 0)
 
 
-def test_many_are_released_in_pages(either_shop: Cli) -> None:
+def test_many_are_retried_in_pages(either_shop: Cli) -> None:
     shop = either_shop
     shop.worker()
     deadly = Policy(on_crash="retry", max_crash_retries=0)
@@ -201,18 +199,8 @@ def test_many_are_released_in_pages(either_shop: Cli) -> None:
         ends = [conclude(Attempt(job.job_id, job.token, deadly, 0, 0), TALE[0]) for job in held]
         ledger.turn(Turn("w1", endings=tuple(ends)))
         numbers = [job.job_id for job in held]
-        answers = Operator(ledger, shop.settings).release([*numbers, max(numbers) + 1, max(numbers) + 2])
-    assert list(answers.values()) == ["queued"] * len(numbers) + ["pending", "missing"]
-
-
-def test_a_failed_job_is_sent_to_retry(shop: Cli) -> None:
-    shop.worker()
-    with shop.ledger() as ledger:
-        ledger.enqueue([new_job(Policy())])
-        suffer(ledger, TALE[0], Policy())
-    refused = shop.run("quarantine", "release", "1")
-    assert refused.code == 1
-    assert "it is not quarantined but failed. `unstuck retry 1` queues it again." in refused.err
+        answers = Operator(ledger, shop.settings).retry([*numbers, max(numbers) + 1, max(numbers) + 2])
+    assert list(answers.values()) == ["queued"] * len(numbers) + ["live", "missing"]
 
 
 FIELDS = {"code", "severity", "what", "why", "cure", "facts"}

@@ -161,19 +161,15 @@ def test_what_a_worker_stores_comes_back_whole(ledger: Ledger) -> None:
 
 def test_tasks_of_an_app_bring_its_switches_to_every_job(url: str) -> None:
     app = App(url, recovery=Recovery(auto_fail_stale_running=False))
-    other = App(url)
     try:
 
-        @other.task
+        @app.task
         def add() -> None: ...
 
-        task = app.adopt(other.definitions["add"])
         policy = decode_policy(encode_policy(app.definitions["add"].policy))
         assert (policy.auto_fail_stale_running, policy.auto_requeue_stale_claimed) == (False, True)
-        assert other.definitions["add"].policy.auto_fail_stale_running
-        job = app.job(task.enqueue().id)
+        job = app.job(add.enqueue().id)
         record = app.operator.job(job.id)
         assert not decode_policy(record.policy).auto_fail_stale_running
     finally:
         app.close()
-        other.close()

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from tests.crash.apps import locks
 from tests.support.backdoor import PostgresBackdoor
-from tests.support.fleet import PROMPT, TIMEOUT_S, Fleet, wait_for
+from tests.support.fleet import PROMPT, TIMEOUT_S, Fleet, copy_tasks, wait_for
 
 from unstuck import App
 from unstuck.client.job import Job
@@ -24,8 +24,7 @@ TICKS = 3
 class LockedFleet(Fleet):
     def _app(self, settings: dict[str, Any]) -> App:
         app = App(self.url, **settings)
-        for definition in locks.app.definitions.values():
-            app.adopt(definition)
+        copy_tasks(locks.app, app)
         return app
 
     def reinforce(self) -> None:

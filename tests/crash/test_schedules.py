@@ -12,7 +12,7 @@ import pytest
 from tests.chaos.__main__ import _strike, _wait_until_all_ended
 from tests.crash.apps import concurrency
 from tests.crash.conftest import MakeFleet
-from tests.support.fleet import Fleet, wait_for
+from tests.support.fleet import Fleet, copy_tasks, wait_for
 
 from unstuck import App
 from unstuck.client.job import Job
@@ -107,8 +107,7 @@ STRIKES = ("worker", "family", "fork server", "runner", "runner", "runner")
 class LinedFleet(Fleet):
     def _app(self, settings: dict[str, object]) -> App:
         app = App(self.url, queues=["narrow"], **settings)  # type: ignore[arg-type]
-        for definition in concurrency.app.definitions.values():
-            app.adopt(definition)
+        copy_tasks(concurrency.app, app)
         return app
 
     def reinforce(self) -> None:

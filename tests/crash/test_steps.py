@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.crash.apps import steps
 from tests.crash.conftest import MakeFleet
-from tests.support.fleet import Fleet, wait_for
+from tests.support.fleet import Fleet, copy_tasks, wait_for
 
 from unstuck import App, SignalRefused, TaskFailed
 from unstuck.domain.states import FINAL_STATES, AttemptState, JobState
@@ -22,8 +22,7 @@ FIVE = [10, 20, 30, 40, 50]
 @pytest.fixture
 def fleet(make_fleet: MakeFleet) -> Fleet:
     fleet = make_fleet(heartbeat_interval="0.2s")
-    for definition in steps.app.definitions.values():
-        fleet.app.adopt(definition)
+    copy_tasks(steps.app, fleet.app)
     return fleet
 
 
@@ -131,7 +130,7 @@ def test_signals_before_while_and_after_waiting(fleet: Fleet, tmp_path: Path) ->
     start(fleet)
     fleet.wait_state(job, JobState.WAITING)
     assert job.record().awaits == "answer"
-    assert fleet.app.signal(job.id, "answer", [2]) == "woken"
+    assert job.signal("answer", [2]) == "woken"
     wait_for(lambda: len(fleet.ledger.journal(job.id)) == 3, "the third wait to begin")
     fleet.wait_state(job, JobState.WAITING)
     assert job.signal("answer", None) == "woken"
@@ -183,8 +182,8 @@ def test_a_node_of_a_workflow_may_sleep_and_wait(fleet: Fleet) -> None:
     flow.add(fleet.task("follows"), flow.add(fleet.task("asks_async")))
     run = flow.start()
     (node,) = fleet.ledger.jobs(JobFilter(task="asks_async"))
-    fleet.app.signal(node.id, "answer", 1)
-    fleet.app.signal(node.id, "answer", 2)
+    for value in (1, 2):
+        fleet.app.job(node.id).signal("answer", value)
     assert run.result(timeout=PATIENCE_S) == [1, 2]
 
 
@@ -217,8 +216,7 @@ class Hooked:
         self.fleet = fleet
         self.notes = notes
         self.app = App(fleet.url, queues=["hooks", "work"])
-        for definition in importlib.import_module("tests.crash.apps.hooks").app._definitions.values():
-            self.app.adopt(definition)
+        copy_tasks(importlib.import_module("tests.crash.apps.hooks").app, self.app)
 
     def start(self, *arguments: str, **more: Any) -> Any:
         return self.fleet.start(*arguments, target=TARGET, NOTES_TO=str(self.notes), **more)

@@ -19,9 +19,10 @@ from unstuck.domain.states import JobState
 
 CLIENT = """
 from tests.crash.apps import tasks as t
+from tests.support.fleet import copy_tasks
 from unstuck import App
 app = App()
-app.adopt(t.app.definitions["add"])
+copy_tasks(t.app, app)
 print(app.task_by_name("add").enqueue(2, 3).result(timeout=30))
 """
 pytestmark = pytest.mark.usefixtures("untouched")

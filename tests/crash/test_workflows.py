@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from tests.crash.apps import workflows as tasks
-from tests.support.fleet import Fleet, wait_for
+from tests.support.fleet import Fleet, copy_tasks, wait_for
 
 from unstuck import App, NodeError, WorkerCrashed, WorkflowRun
 from unstuck.client.workflows import Workflow
@@ -19,8 +19,7 @@ TARGET = "tests.crash.apps.workflows:app"
 def app_on(fleet: Fleet) -> App:
     """The same tasks, on the ledger of this test."""
     app = App(fleet.url)
-    for definition in tasks.app.definitions.values():
-        app.adopt(definition)
+    copy_tasks(tasks.app, app)
     return app
 
 

@@ -132,7 +132,7 @@ def test_every_verb_of_the_command_line_is_there(stand: Cli, served: Served) -> 
         "fail-stale": ({"older_than": "1h"}, "Failed 0 stale jobs."),
         "requeue-stale": ({"older_than": "1h"}, "Gave back 0 stale jobs."),
         "prune": ({"older_than": "1h", "state": "succeeded"}, "Removed 0 finished jobs."),
-        "release": ({"job": "999999"}, "not there any more"),
+        "retry": ({"job": "999999"}, "not there any more"),
         "purge": ({"queue": "nowhere"}, "There is no queue"),
     }
     for verb, (fields, said) in asked.items():

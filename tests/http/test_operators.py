@@ -220,19 +220,17 @@ class TestWorkers:
 
 
 class TestQuarantine:
-    def test_list_and_release(self, door: ApiClient) -> None:
+    def test_list_and_retry(self, door: ApiClient) -> None:
         held, other = quarantine(door), door.enqueue()
         [shown] = [job for job in door.get("/quarantine?task=add") if job["id"] == held.job_id]
         assert shown["cause"] == "killed by SIGSEGV"
         assert [victim["token"] for victim in shown["victims"]] == [held.token]
-        tried = door.post("/quarantine/release", {"task": "add", "dry_run": True})
+        tried = door.post("/jobs/retry", {"where": {"state": ["quarantined"], "task": "add"}, "dry_run": True})
         assert held.job_id in [item["id"] for item in tried["answers"]]
-        done = door.post("/quarantine/release", {"ids": [held.job_id, other]})
-        assert [item["answer"] for item in done["answers"]] == ["queued", "pending"]
+        done = door.post("/jobs/retry", {"ids": [held.job_id, other]})
+        assert [item["answer"] for item in done["answers"]] == ["queued", "live"]
         assert held.job_id not in [job["id"] for job in door.get("/quarantine")]
-        for body in ({}, {"ids": [1], "all": True}, {"task": "add", "all": True}):
-            door.problem("POST", "/quarantine/release", 422, json=body)
-        assert door.post("/quarantine/release", {"all": True})["matched"] == 0
+        assert door.post("/jobs/retry", {"where": {"state": ["quarantined"]}})["matched"] == 0
 
 
 class TestLook:
@@ -316,7 +314,6 @@ THERE = {
     "workers enable": "POST /workers/{worker}/enable",
     "quarantine": "GET /quarantine",
     "quarantine list": "GET /quarantine",
-    "quarantine release": "POST /quarantine/release",
     "schedules": "GET /schedules",
     "schedules list": "GET /schedules",
     "schedules add": "PUT /schedules/{name}",
@@ -325,7 +322,6 @@ THERE = {
     "schedules run": "POST /schedules/{name}/run",
     "schedules remove": "DELETE /schedules/{name}",
     "audit": "GET /audit",
-    "version": "GET /overview",
 }
 ELSEWHERE = {
     # They are processes, or are about this very machine.

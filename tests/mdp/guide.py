@@ -4,10 +4,12 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
-from tests.mdp.broker import foreign_broker
-from tests.support.fleet import ROOT
+from tests.mdp.broker import BrokerHarness
+from tests.support.fleet import ROOT, wait_for
+from tests.support.sqlite import ready_sqlite
 
 GUIDE = ROOT / "docs/zeromq.md"
 WRITTEN = "tcp://127.0.0.1:5555"
@@ -15,12 +17,13 @@ PATIENT_S = 60
 
 
 def play(mark: str, tmp_path: Path) -> None:
-    """Run the client of the page with its worker, at a broker of somebody else."""
-    with foreign_broker() as endpoint:
-        (tmp_path / "worker.py").write_text(example("worker", endpoint))
-        (tmp_path / "client.py").write_text(example(mark, endpoint))
+    """Run the client of the page with its worker."""
+    with closing(BrokerHarness(ready_sqlite(tmp_path), tmp_path)) as scene:
+        (tmp_path / "worker.py").write_text(example("worker", scene.endpoint))
+        (tmp_path / "client.py").write_text(example(mark, scene.endpoint))
         worker = subprocess.Popen([sys.executable, "-W", "error", tmp_path / "worker.py"])
         try:
+            wait_for(lambda: scene.living("echo"), "the worker")
             done = subprocess.run(
                 [sys.executable, "-W", "error", tmp_path / "client.py"],
                 capture_output=True,

@@ -38,7 +38,7 @@ def main() -> None:
         name="w1",
         heartbeat=given.heartbeat,
         metadata={"rack": 7},
-        plain=given.plain or None,
+        plain=given.plain,
     ).run()
     print("left", flush=True)
 

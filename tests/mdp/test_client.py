@@ -237,7 +237,6 @@ def test_with_curve_the_right_keys_come_in_and_others_do_not() -> None:
         serving = Worker(broker.endpoint, "echo", lambda body: body, curve=CurveKeys(public.decode()))
         thread = threading.Thread(target=serving.run)
         thread.start()
-        broker.admit()
         assert broker.hear()[2:5] == [b"MDPW01", b"\x01", b"echo"]
         serving.stop()
         thread.join()

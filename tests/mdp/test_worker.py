@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,9 +46,16 @@ def serving(endpoint: str, services: Any, function: Any = None, **options: Any) 
         raise ended[0]
 
 
+@contextmanager
+def ending(worker: Worker) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        worker.stop()
+
+
 def ready(broker: Played) -> tuple[bytes, list[bytes], dict[str, Any]]:
-    """Admit a worker and give its identity, its services and what it says of itself."""
-    broker.admit()
+    """Give a worker's identity, its services and what it says of itself."""
     identity, *frames = broker.hear()
     assert frames[:3] == [b"", b"MDPW01", READY], frames
     parting = frames.index(b"", 1)
@@ -71,14 +79,13 @@ class Gate:
         return body
 
 
-# With a foreign broker ------------------------------------------------------------------------
+# With a plain broker --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("more", [[], ["--plain"]], ids=["found out", "told"])
-def test_a_foreign_broker_gets_plain_words_and_a_worker_that_survives_its_function(more: list[str]) -> None:
+def test_a_plain_broker_gets_plain_words_and_a_worker_that_survives_its_function() -> None:
     with (
         foreign_broker() as endpoint,
-        running("tests.mdp.python_worker", endpoint, *more) as worker,
+        running("tests.mdp.python_worker", endpoint, "--plain") as worker,
         Client(endpoint, timeout=PATIENT_S) as client,
     ):
         assert client.call("echo", b"one", b"two") == [b"one", b"two"]
@@ -94,13 +101,13 @@ def test_a_foreign_broker_gets_plain_words_and_a_worker_that_survives_its_functi
 def test_an_old_client_is_served_too() -> None:
     with (
         foreign_broker() as endpoint,
-        running("tests.mdp.python_worker", endpoint),
+        running("tests.mdp.python_worker", endpoint, "--plain"),
         running("tests.mdp.plain_peers", "client", endpoint, "echo", "x", "--timeout", PATIENT_S) as client,
     ):
         assert line_of(client.stdout) == "x"
 
 
-def test_a_foreign_broker_that_is_silent_to_those_who_work_is_not_left() -> None:
+def test_a_plain_broker_that_is_silent_to_those_who_work_is_not_left() -> None:
     heartbeat_s = 0.2
     with foreign_broker(heartbeat_s=heartbeat_s) as endpoint, Client(endpoint, timeout=PATIENT_S) as client:
         addresses = []
@@ -111,23 +118,49 @@ def test_a_foreign_broker_that_is_silent_to_those_who_work_is_not_left() -> None
             threading.Event().wait(8 * heartbeat_s)
             return body
 
-        with serving(endpoint, "echo", work, heartbeat=heartbeat_s):
+        with serving(endpoint, "echo", work, heartbeat=heartbeat_s, plain=True):
             assert client.call("echo", b"x") == [b"x"]
         assert len(addresses) == 1
 
 
-def test_several_services_are_refused_by_a_foreign_broker() -> None:
-    with foreign_broker() as endpoint, pytest.raises(ConfigError, match="foreign broker"):
-        Worker(endpoint, {"a": bytes, "b": bytes}).run()
+def test_work_of_a_plain_broker_ends_a_worker_that_was_not_told_of_it(broker: Played) -> None:
+    worker = Worker(broker.endpoint, "echo", lambda body: body)
+    with ThreadPoolExecutor(1) as threads, ending(worker):
+        run = threads.submit(worker.run)
+        identity, *_ = ready(broker)
+        order(broker, identity, b"\x00\x8f1.2.3.", b"x")
+        assert broker.hear()[1:] == [b"", b"MDPW01", BYE]
+        with pytest.raises(ConfigError, match=f"{broker.endpoint} is not a broker of Unstuck.*plain=True"):
+            run.result(PATIENT_S)
 
 
-def test_a_broker_that_is_silent_on_the_question_gets_a_plain_worker(broker: Played) -> None:
+@pytest.mark.parametrize("answer", ["it ends the connection", "it says nothing"])
+def test_a_broker_that_does_not_answer_ready_may_be_a_plain_one(
+    answer: str, broker: Played, caplog: pytest.LogCaptureFixture
+) -> None:
+    def is_said() -> bool:
+        return any("plain=True" in record.getMessage() for record in caplog.records)
+
+    with serving(broker.endpoint, "echo", lambda body: body, heartbeat=QUICK_S):
+        worker, *_ = ready(broker)
+        if answer == "it ends the connection":
+            broker.say(worker, b"", b"MDPW01", BYE)
+        wait_for(is_said, "the advice")
+
+
+def test_a_broker_that_answered_ready_is_taken_for_ours(broker: Played, caplog: pytest.LogCaptureFixture) -> None:
+    refusal = cbor2.dumps({"error": "TOO_MANY_SERVICES", "message": "no room"})
     with serving(broker.endpoint, "echo", lambda body: body):
-        assert broker.hear()[3] == b"mmi.notify"
-        assert broker.hear()[1:] == [b"", b"MDPW01", READY, b"echo"]
+        worker, *_ = ready(broker)
+        broker.say(worker, b"", b"MDPW01", BEAT)
+        broker.say(worker, b"", b"MDPW01", BYE)
+        worker, *_ = ready(broker)
+        broker.say(worker, b"", b"MDPW01", BYE, refusal)
+        ready(broker)
+    assert not any("plain=True" in record.getMessage() for record in caplog.records)
 
 
-def test_a_reply_is_not_sent_to_a_foreign_broker_that_was_away_meanwhile() -> None:
+def test_a_reply_is_not_sent_to_a_plain_broker_that_was_away_meanwhile() -> None:
     gate = Gate()
     with played() as before:
         endpoint = before.endpoint
@@ -240,9 +273,6 @@ def test_a_silent_broker_is_left_and_told_what_is_held() -> None:
         worker, *_ = ready(broker)
         order(broker, worker, b"1.t.w.echo", b"x")
         assert gate.entered.wait(PATIENT_S)
-        identity, *frames = broker.hear_beside(BEAT)
-        assert frames[2] == b"mmi.notify"
-        broker.say(identity, *frames[:3], b"200", cbor2.dumps({"lease": 1}))
         *_, about = broker.hear_beside(BEAT)
         assert cbor2.loads(about)["holding"] == b"1.t.w.echo"
         gate.open.set()

@@ -11,7 +11,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 100
 MANY_SEEDS = 1_000
-MODEL_SEEDS = 500
 POSTGRES_SEEDS = 8
 
 
@@ -36,11 +35,6 @@ def test_a_hundred_fleets_keep_every_promise() -> None:
 @pytest.mark.long
 def test_a_thousand_fleets_keep_every_promise() -> None:
     assert f"{MANY_SEEDS} seeds on sqlite" in simulate("--seeds", str(MANY_SEEDS))
-
-
-@pytest.mark.long
-def test_the_pure_rules_keep_every_promise() -> None:
-    assert f"{MODEL_SEEDS} seeds on rules" in simulate("--seeds", str(MODEL_SEEDS), "--ledger", "rules")
 
 
 @pytest.mark.long

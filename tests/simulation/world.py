@@ -7,12 +7,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from tests.simulation.client import Client
 from tests.simulation.database import Database, PostgresStorage, SqliteStorage, Storage
 from tests.simulation.faults import Faults
 from tests.simulation.invariants import Invariants, Violation
-from tests.simulation.model_ledger import ModelStorage
 from tests.simulation.network import Cut, NetworkLink
 from tests.simulation.scenario import Scenario, WorkerPlan, draw
 from tests.simulation.scheduler import Machine, Process, Scheduler, stand_on
@@ -334,7 +332,6 @@ class World:
 
 STORAGES: dict[str, Callable[[Recovery], Any]] = {
     "sqlite": SqliteStorage,
-    "rules": ModelStorage,
     "postgresql": PostgresStorage,
 }
 LEDGERS = tuple(STORAGES)
@@ -356,9 +353,7 @@ def run_seed(seed: int, ledger: str = "sqlite") -> Result:
 
 def draw_for(seed: int, ledger: str) -> Scenario:
     """Draw what this ledger can play."""
-    scenario = draw(seed, "server" if ledger == "postgresql" else None)
-    # The model knows no schedules.
-    return msgspec.structs.replace(scenario, schedule_every_s=None) if ledger == "rules" else scenario
+    return draw(seed, "server" if ledger == "postgresql" else None)
 
 
 def run_scenario(scenario: Scenario, ledger: str = "sqlite") -> Result:

@@ -23,6 +23,7 @@ from tests.support.signals import OwnProcess, descendants
 
 from unstuck import App
 from unstuck.client.job import Job
+from unstuck.config import RECOVERY_NAMES, Recovery
 from unstuck.domain.states import FINAL_STATES, JobState, WorkerState
 from unstuck.errors import LedgerUnavailable
 from unstuck.ledger.contract import Ledger
@@ -137,6 +138,19 @@ class WorkerProcess:
         return self.log.read_text(errors="replace")
 
 
+def as_app_takes_them(settings: dict[str, Any]) -> dict[str, Any]:
+    """Put those of recovery into one object."""
+    recovery = {name: value for name, value in settings.items() if name in RECOVERY_NAMES}
+    others = {name: value for name, value in settings.items() if name not in recovery}
+    return {**others, "recovery": Recovery(**recovery)} if recovery else others
+
+
+def copy_tasks(source: App, target: App) -> None:
+    """Register the tasks of one app with another, which is on a ledger of its own."""
+    for definition in source._definitions.values():
+        target._add(definition)
+
+
 class Fleet:
     """A ledger, an app on it in this process, and any number of workers in others."""
 
@@ -148,7 +162,7 @@ class Fleet:
         self._pages: set[Path] = set()
         """What its workers keep in memory: one that is killed leaves it behind."""
         self._numbers = itertools.count()
-        self.app = self._app(settings)
+        self.app = self._app(as_app_takes_them(settings))
         self.ledger: Ledger = self.app.ledger
 
     def _app(self, settings: dict[str, Any]) -> App:
@@ -156,8 +170,7 @@ class Fleet:
         from tests.crash.apps import tasks
 
         app = App(self.url, queues=["other"], **settings)
-        for definition in tasks.app.definitions.values():
-            app.adopt(definition)
+        copy_tasks(tasks.app, app)
         return app
 
     def task(self, name: str) -> Any:

@@ -49,6 +49,14 @@ class TestWhereSettingsComeFrom:
         assert settings.schema == "of_env"
         assert settings.poll_interval_s == 9
 
+    def test_environment_wins_over_the_recovery_table_of_a_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "unstuck.toml").write_text('[recovery]\nheartbeat_timeout = "2m"\ncheck_interval = "3s"\n')
+        monkeypatch.setenv("UNSTUCK_HEARTBEAT_TIMEOUT", "5m")
+        recovery = config.load().recovery
+        assert (recovery.heartbeat_timeout_s, recovery.check_interval_s) == (300, 3)
+
     def test_unstuck_toml_wins_over_pyproject(self, tmp_path: Path) -> None:
         (tmp_path / "pyproject.toml").write_text('[tool.unstuck]\nurl = "sqlite:///project.db"\n')
         assert config.load().url == f"sqlite:///{tmp_path}/project.db"
@@ -409,7 +417,7 @@ def test_no_variable_of_an_example_is_a_setting() -> None:
     texts = [path.read_text() for path in (root / "examples").iterdir() if path.is_file()]
     used = {name for text in texts for name in re.findall(r"UNSTUCK_[A-Z_]+", text)}
     assert "UNSTUCK_SERVER" in used
-    settings = {f"UNSTUCK_{name.upper()}" for name in config.SETTING_NAMES}
+    settings = {f"UNSTUCK_{name.upper()}" for name in (*config.SETTING_NAMES, *config.RECOVERY_NAMES)}
     groups = tuple(f"UNSTUCK_{name.upper()}_" for name in config.GROUPS)
     assert not [name for name in used if name in settings or name.startswith(groups)]
 

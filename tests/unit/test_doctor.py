@@ -569,7 +569,7 @@ class TestWaiting:
     def test_the_quarantined_wait_for_somebody(self) -> None:
         finding = found(facts(quarantined=(GROUP,)))["quarantined"]
         assert finding.severity is Severity.WARNING
-        assert "`unstuck quarantine release 17`" in finding.cure
+        assert "`unstuck retry 17`" in finding.cure
 
     def test_two_hundred_deserted_queues_do_not_bury_the_rest(self) -> None:
         findings = examine(facts(queues=tuple(ready(f"q{n}") for n in range(200))))

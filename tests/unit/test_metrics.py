@@ -2,12 +2,10 @@
 
 import json
 import math
-import socket
 import threading
 from collections.abc import Sequence
 from typing import Any
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,11 +15,10 @@ from unstuck.ledger import metrics_writer
 from unstuck.ledger.contract.admin import Count, Fleet
 from unstuck.ledger.contract.queues import QueueRecord
 from unstuck.ledger.metrics_writer import MetricsWriter
-from unstuck.metrics import catalogue, serving
+from unstuck.metrics import catalogue
 from unstuck.metrics.catalogue import JOB_RETRIES, JOB_RUN, JOBS_ENDED, SUPERSEDED
 from unstuck.metrics.counters import MAX_SERIES, OTHER, Counters
-from unstuck.metrics.prometheus import OF_ONE_PROCESS, expose
-from unstuck.metrics.serving import Listen, served
+from unstuck.metrics.prometheus import expose
 
 NASTY = 'a"b\\c\nd{}é,='
 
@@ -218,11 +215,6 @@ def test_what_a_newer_version_counted_is_left_out() -> None:
     assert "from_the_future" not in expose({("unstuck_from_the_future_total", "{}"): 1.0})
 
 
-def test_one_process_has_names_of_its_own() -> None:
-    text = expose({(SUPERSEDED.name, "{}"): 1.0}, prefix=OF_ONE_PROCESS)
-    assert all(name.startswith("unstuck_process_") for name in samples(text))
-
-
 def test_scrapes_at_once_ask_the_ledger_once() -> None:
     class Asked:
         looks = 0
@@ -247,23 +239,3 @@ def test_scrapes_at_once_ask_the_ledger_once() -> None:
     # A second look where the machine took longer than an answer is fresh.
     assert ledger.looks <= 2
     assert set(texts) == {measure(ledger)}  # type: ignore[arg-type]
-
-
-def test_who_reads_slowly_or_hangs_up_delays_nobody_but_other_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.2)
-    tallies = Counters()
-    with served(tallies, Listen(0)) as url:
-        assert url is not None
-        port = httpx.URL(url).port
-        assert port is not None
-        hanging = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
-        gone = socket.create_connection(("127.0.0.1", port))
-        gone.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-        gone.close()
-        tallies.add(SUPERSEDED)
-        text = httpx.get(url, trust_env=False, timeout=60).text
-        assert "unstuck_process_superseded_writes_total 1\n" in text
-        for connection in hanging:
-            connection.close()
-        with served(tallies, Listen(port)) as taken:
-            assert taken is None

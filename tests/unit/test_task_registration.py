@@ -130,7 +130,8 @@ def test_one_call_registers_one_function(app: App) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"heartbeat_timout": "5s"}, "'heartbeat_timout'. Did you mean 'heartbeat_timeout'?"),
+        ({"heartbeat_timeout": "5s"}, "'heartbeat_timeout'. Did you mean recovery=Recovery(heartbeat_timeout=…)?"),
+        ({"heartbeat_timout": "5s"}, "'heartbeat_timout'. Did you mean recovery=Recovery(heartbeat_timeout=…)?"),
         ({"after_sucess": "x"}, "'after_sucess'. Did you mean 'after_success'?"),
         ({"queue": ["a"]}, "'queue'. Did you mean 'queues'?"),
         ({"concurency": 3}, "'concurency'. Did you mean 'concurrency'?"),
@@ -166,15 +167,6 @@ def test_a_misspelt_setting_of_a_schedule_or_a_queue_is_guessed(app: App) -> Non
 def test_a_workflow_takes_no_settings_of_tasks(app: App) -> None:
     with pytest.raises(ConfigError, match=r"no setting 'timeout'\. Give it to the tasks: @app\.task\(timeout=…\)"):
         app.workflow("orders", timeout="5m")  # type: ignore[arg-type]
-
-
-def test_only_a_task_can_be_adopted(app: App, tmp_path: Path) -> None:
-    library = App(f"sqlite:///{tmp_path}/other.db")
-    task = library.task(plain)
-    assert app.adopt(task.definition).name == "plain"
-    with pytest.raises(ConfigError, match=r"adopt\(…\) takes a task"):
-        app.adopt(plain)  # type: ignore[arg-type]
-    assert App(f"sqlite:///{tmp_path}/third.db").adopt(task).definition == task.definition
 
 
 # Functions that cannot be tasks ---------------------------------------------------------------
@@ -231,7 +223,7 @@ def test_a_method_decorated_in_its_class_is_refused_and_one_without_self_is_not(
 def test_a_task_is_registered_once(app: App, tmp_path: Path) -> None:
     task = app.task(plain)
     for other in (app, App(f"sqlite:///{tmp_path}/other.db")):
-        with pytest.raises(ConfigError, match=r"'plain' is a task already.*adopt\(…\)"):
+        with pytest.raises(ConfigError, match=r"'plain' is a task already.*Register its function"):
             other.task(task, name="again")
 
 

@@ -97,7 +97,7 @@ def test_json_keeps_what_the_docs_promise() -> None:
     assert died["at"] == "2026-11-16T12:00:42.000Z"
     assert died["facts"]["autopsy"]["max_memory_bytes"] == 1_970_000_000
     assert died["facts"]["worker_name"] == "ada"
-    assert view["actions"][0]["command"] == "unstuck quarantine release 42"
+    assert view["actions"][0]["command"] == "unstuck retry 42"
     page = (DOCS / "why.md").read_text()
     for kind in (*StepKind, *DeathKind, *Autopsy.__struct_fields__):
         assert f"`{kind}`" in page, f"docs/why.md does not tell of {kind}"

@@ -1,6 +1,5 @@
 """Commands that look after the ledger: `migrate`, `tokens`, `alerts`, `audit`, `keygen`."""
 
-import platform
 import signal
 import threading
 import time
@@ -9,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-import unstuck
 from unstuck.cli import context
 from unstuck.cli.context import Context, command, duration_s
 from unstuck.cli.output import Cell, Column, ago, count
@@ -83,15 +81,6 @@ def migrate(
         show.say(
             f"Void are the tokens of {count(voided, 'worker')}; what they held goes back or is settled by the reaper."
         )
-
-
-@command()
-def version(common: Context) -> None:
-    """Say which version this is."""
-    if common.as_json:
-        common.show.json({"version": unstuck.__version__, "python": platform.python_version()})
-    else:
-        common.show.line(f"unstuck {unstuck.__version__}")
 
 
 SCOPES = ", ".join([*Scope, ALL])

@@ -90,7 +90,7 @@ for panel, commands in {
         queues.resume,
         queues.purge,
     ),
-    CARE: (admin.migrate, recovery.prune, admin.version, admin.keygen),
+    CARE: (admin.migrate, recovery.prune, admin.keygen),
 }.items():
     for function in commands:
         context = NEGATIVE if function is enqueue.enqueue else None
@@ -126,7 +126,6 @@ app.add_typer(_workflows, name="workflows", rich_help_panel=LOOK)
 _quarantine = typer.Typer(invoke_without_command=True)
 _quarantine.callback()(recovery.quarantine)
 _quarantine.command("list")(recovery.list_quarantined)
-_quarantine.command("release")(recovery.release_quarantined)
 app.add_typer(_quarantine, name="quarantine", rich_help_panel=ACT)
 
 _schedules = typer.Typer(invoke_without_command=True)

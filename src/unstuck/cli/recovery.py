@@ -261,13 +261,11 @@ def prune(
 
 
 VICTIMS_SHOWN = 3
-NAMED = 20
-"""What became of so many jobs is said one by one; of more, in numbers."""
 
 
 @command()
 def quarantine(common: Context, ctx: typer.Context) -> None:
-    """Jobs that killed their processes too often: list them, or let them go."""
+    """List the jobs that killed their processes too often, with what they killed. `unstuck retry` queues them again."""
     if ctx.invoked_subcommand is None:
         _list_quarantined(common, None, 100)
 
@@ -294,7 +292,7 @@ def _list_quarantined(common: Context, task: str | None, limit: int) -> None:
         return
     _table(show, found)
     if show.pretty:
-        show.note("`unstuck why ID` tells the story of one; `unstuck quarantine release ID` queues it again.")
+        show.note("`unstuck why ID` tells the story of one; `unstuck retry ID` queues it again.")
 
 
 def _table(show: Output, found: list[Quarantined]) -> None:
@@ -332,57 +330,3 @@ def _killed(job: Quarantined) -> str:
     ]
     more = len(job.victims) - len(named)
     return "; ".join(named) + (f"; and {more} more (--json has all)" if more > 0 else "")
-
-
-@command()
-def release_quarantined(
-    common: Context,
-    ids: Ids = None,
-    task: Task = None,
-    all: Annotated[bool, typer.Option("--all", help="Every quarantined job.")] = False,
-) -> None:
-    """Queue quarantined jobs again with fresh counters: by number, of one task, or all.
-
-    Each runs alone in its process, since it killed those that it was in."""
-    if sum((bool(ids), task is not None, all)) != 1:
-        raise UsageError("Give the numbers of jobs, or --task NAME, or --all; one of the three.")
-    numbers = [job_id(text) for text in ids or []]
-    with common.operator() as operator:
-        if not numbers:
-            numbers = list(operator.matching(JobFilter(states=(JobState.QUARANTINED,), task=task)))
-        answers = operator.release(numbers)
-    _tell_released(common.show, answers)
-    if ids and any(answer != "queued" for answer in answers.values()):
-        raise typer.Exit(1)
-
-
-def _tell_released(show: Output, answers: dict[int, str]) -> None:
-    if show.as_json:
-        show.json([{"id": number, "answer": answer} for number, answer in answers.items()])
-        return
-    released = [number for number, answer in answers.items() if answer == "queued"]
-    if not answers:
-        show.empty("No job is quarantined there.")
-    if len(released) > NAMED:
-        show.say(f"{count(len(released), 'job')} are queued again, each alone in its process.", "green")
-    else:
-        for number in released:
-            show.say(f"Job {number} is queued again with fresh counters, and runs alone in its process.", "green")
-    for number, answer in answers.items():
-        if answer != "queued":
-            show.note(f"Job {number} was not released: {_refusal(number, answer)}")
-    show.missing(answers.values())
-
-
-def _refusal(number: int, answer: str) -> str:
-    match answer:
-        case "missing":
-            return "it does not exist."
-        case "duplicate":
-            return "its unique key is in use by another job that is not finished."
-        case "failed" | "cancelled":
-            return f"it is not quarantined but {answer}. `unstuck retry {number}` queues it again."
-        case "live":
-            return "somebody was faster, and it is queued already."
-        case _:
-            return f"it is not quarantined but {answer}."

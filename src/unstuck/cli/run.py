@@ -27,8 +27,6 @@ from unstuck.errors import ConfigError
 from unstuck.http import HTTP_INSTALL_HINT
 from unstuck.ledger.contract import Ledger
 from unstuck.mdp import MDP_INSTALL_HINT
-from unstuck.metrics.counters import Counters
-from unstuck.metrics.serving import LOOPBACK, Listen, served
 from unstuck.notify.alerts.sender import sender_of, sending
 from unstuck.notify.alerts.targets import usable_targets
 
@@ -44,15 +42,6 @@ Target = Annotated[
 ]
 Queues = Annotated[str | None, typer.Option("--queues", metavar="A,B", help="Serve these; default: all of the app's.")]
 Concurrency = Annotated[int | None, typer.Option("--concurrency", metavar="N", min=1, max=4000, help="Jobs at once.")]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(
-        "--metrics-port", metavar="N", min=0, max=65535, help="Serve this process's own /metrics; 0: a free port."
-    ),
-]
-MetricsHost = Annotated[
-    str, typer.Option("--metrics-host", metavar="ADDRESS", help="Where to serve them. No token is asked for.")
-]
 Migrate = Annotated[bool, typer.Option("--migrate/--no-migrate", help="Make or update the tables first.")]
 
 
@@ -67,8 +56,6 @@ def worker(
     ] = None,
     reaper: Annotated[bool, typer.Option("--reaper/--no-reaper", help="Watch over other workers too.")] = True,
     migrate: Migrate = True,
-    metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = LOOPBACK,
 ) -> None:
     """Run a worker. SIGTERM or Ctrl-C drains it; a second one hurries."""
     _check_linux("worker")
@@ -85,7 +72,6 @@ def worker(
         name=name,
         reaper=reaper,
         url=common.url,
-        metrics=_listen(metrics_host, metrics_port),
     )
     raise typer.Exit(code)
 
@@ -105,8 +91,6 @@ def up(
         int | None, typer.Option("--port", metavar="N", min=0, max=65535, help="Of the web door; default: 8642.")
     ] = None,
     migrate: Migrate = True,
-    metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = LOOPBACK,
 ) -> None:
     """Run supervised workers and a reaper in one command: whoever dies is replaced."""
     _check_linux("up")
@@ -132,7 +116,6 @@ def up(
     try:
         # Longer than a worker's own grace: it ends by itself before anybody has to kill it.
         patience_s = settings.shutdown_grace_s + STOP_MARGIN_S
-        counters = Counters()
         supervisor = Supervisor(
             arguments,
             workers,
@@ -141,10 +124,8 @@ def up(
             stop_grace_s=patience_s,
             sd_notifier=sd_notifier,
             companions=companions,
-            counters=counters,
-            own=lambda number: _metrics_of_place(metrics_host, metrics_port, number),
         )
-        with served(counters, _listen(metrics_host, metrics_port)), sending(sender_of(ledger, settings)):
+        with sending(sender_of(ledger, settings)):
             log_ledger("The supervisor", settings)
             code = supervisor.run()
         raise typer.Exit(code)
@@ -156,8 +137,6 @@ def up(
 def reaper(
     common: Context,
     once: Annotated[bool, typer.Option("--once", help="One round, for cron; says what it did.")] = False,
-    metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = LOOPBACK,
 ) -> None:
     """Run only the reaper: detect dead workers and recover their jobs."""
     settings = common.settings()
@@ -171,10 +150,9 @@ def reaper(
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        counters = Counters()
-        with served(counters, _listen(metrics_host, metrics_port)), sending(sender_of(ledger, settings)):
+        with sending(sender_of(ledger, settings)):
             log_ledger("The reaper", settings)
-            run_daemon(ledger, settings.recovery, stop, counters=counters)
+            run_daemon(ledger, settings.recovery, stop)
     finally:
         ledger.close()
 
@@ -198,18 +176,6 @@ def _web_door(common: Context, path: str, host: str | None, port: int | None) ->
     for option, value in (("--url", common.url), ("--host", host), ("--port", port)):
         arguments += [option, str(value)] if value is not None else []
     return arguments
-
-
-def _listen(host: str, port: int | None) -> Listen | None:
-    return None if port is None else Listen(port, host)
-
-
-def _metrics_of_place(host: str, port: int | None, number: int) -> list[str]:
-    """Give each worker the port after the one before it; the first port is the supervisor's own."""
-    if port is None:
-        return []
-    own = 0 if port == 0 else port + number
-    return ["--metrics-port", str(own), "--metrics-host", host]
 
 
 def _check_linux(command: str) -> None:

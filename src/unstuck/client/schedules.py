@@ -144,7 +144,9 @@ class ScheduleRegistry:
             )
             defined = plan(hooks=False)
             if defined.task not in self._definitions:
-                raise ConfigError(f"Schedule {defined.name!r} is of a task of another app. Take it in with adopt(…).")
+                raise ConfigError(
+                    f"Schedule {defined.name!r} is of a task of another app. Register the function with this app."
+                )
             if defined.name in self._schedules:
                 raise ConfigError(f"There are two schedules named {defined.name!r} in this app. Give one name=….")
             self._schedules[defined.name] = plan

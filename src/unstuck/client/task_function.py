@@ -73,9 +73,7 @@ def shown(given: Any) -> str:
 
 def _refuse_non_functions(given: Any) -> None:
     if isinstance(given, Task):
-        raise ConfigError(
-            f"{given.name!r} is a task already. Take a task of another app in with adopt(…), or register its function."
-        )
+        raise ConfigError(f"{given.name!r} is a task already, of this or another app. Register its function instead.")
     if isinstance(given, classmethod):
         raise ConfigError(
             f"@app.task cannot register the classmethod {shown(given)} before its class exists. Register it on the "

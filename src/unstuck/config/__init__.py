@@ -9,8 +9,10 @@ from unstuck.config.ledger_url import IN_MEMORY as IN_MEMORY
 from unstuck.config.ledger_url import check_url as check_url
 from unstuck.config.ledger_url import resolved_url as resolved_url
 from unstuck.config.ledger_url import sqlite_file as sqlite_file
+from unstuck.config.loading import RECOVERY_NAMES as RECOVERY_NAMES
 from unstuck.config.loading import SETTING_NAMES as SETTING_NAMES
 from unstuck.config.loading import build as build
+from unstuck.config.loading import check_setting_names as check_setting_names
 from unstuck.config.loading import dump as dump
 from unstuck.config.loading import load as load
 from unstuck.config.loading import misspelt_variables as misspelt_variables

@@ -5,7 +5,7 @@ which win over the defaults. Commands without an app read the same places.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields, replace
 from datetime import timedelta
 from difflib import get_close_matches
@@ -18,11 +18,21 @@ from unstuck.config.groups import Recovery, Retention
 from unstuck.config.ledger_url import check_url, current_directory, resolved_url
 from unstuck.config.settings import GROUPS, Settings
 from unstuck.config.urls import public_url
-from unstuck.domain.text import MAX_NAME_CHARS, did_you_mean
+from unstuck.domain.text import MAX_NAME_CHARS, check_names, did_you_mean
 from unstuck.errors import ConfigError
 
-SETTING_NAMES = tuple(item.name for kind in (Settings, Recovery) for item in fields(kind))
-"""The names of all settings that may be given to an app, the recovery settings beside the others."""
+SETTING_NAMES = tuple(item.name for item in fields(Settings))
+RECOVERY_NAMES = tuple(item.name for item in fields(Recovery))
+
+
+def check_setting_names(given: Collection[str], others: Collection[str] = ()) -> None:
+    """Raise ConfigError for the first name that is not a setting of an app, with the one that was probably meant."""
+    known = (*SETTING_NAMES, *others)
+    for name in given:
+        meant = get_close_matches(name[:MAX_NAME_CHARS], (*known, *RECOVERY_NAMES), n=1)
+        if meant and meant[0] in RECOVERY_NAMES:
+            raise ConfigError(f"There is no setting {name!r}. Did you mean recovery=Recovery({meant[0]}=…)?")
+    check_names(given, known, "setting")
 
 
 def load(overrides: Mapping[str, Any] | None = None, directory: Path | None = None) -> Settings:
@@ -33,7 +43,11 @@ def load(overrides: Mapping[str, Any] | None = None, directory: Path | None = No
         # A file names what lies beside it, whoever reads it.
         merged["url"] = resolved_url(merged["url"], directory)
     for name, value in _from_environment().items():
-        merged[name] = {**merged.get(name, {}), **value} if name in GROUPS else value
+        if not isinstance(value, dict):
+            merged[name] = value
+        elif isinstance(table := merged.setdefault(name, {}), dict):
+            merged[name] = {**table, **value}
+        # What is no table in the file is refused below.
     merged.update({name: value for name, value in (overrides or {}).items() if value is not None})
     return build(merged)
 
@@ -185,6 +199,8 @@ def _from_environment() -> dict[str, Any]:
         group, _, inner = name.partition("_")
         if group in GROUPS:
             found.setdefault(group, {})[inner] = value
+        elif name in RECOVERY_NAMES:
+            found.setdefault("recovery", {})[name] = value
         else:
             found[name] = value
     return found

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from unstuck.config.groups import Alerts, HttpSettings, MdpSettings, Recovery, Retention
+from unstuck.config.groups import Alerts, HttpSettings, MdpSettings, Recovery
 from unstuck.config.ledger_url import IN_MEMORY, check_url, resolved_url
 from unstuck.config.urls import DEFAULT_SCHEMA
 from unstuck.domain.text import settings_class
@@ -116,24 +116,8 @@ class Settings:
         return self.concurrency or os.cpu_count() or 1
 
 
-class _GivenRecovery(TypedDict, total=False):
-    heartbeat_interval: Duration
-    heartbeat_timeout: Duration
-    claimed_stale_after: Duration | None
-    running_stale_after: Duration | None
-    runner_heartbeat_interval: Duration
-    check_interval: Duration
-    session_grace: Duration
-    auto_requeue_stale_claimed: bool
-    auto_fail_stale_running: bool
-    auto_disable_unhealthy: bool
-    evidence: tuple[str, ...] | str
-    retention: Retention | Duration
-    starvation_after: Duration | None
-
-
-class GivenSettings(_GivenRecovery, total=False):
-    """What `App(…)` takes by name, for type checkers and editors; `Settings` and `Recovery` check it."""
+class GivenSettings(TypedDict, total=False):
+    """What `App(…)` takes by name beside `url` and `recovery`, for type checkers and editors; `Settings` checks it."""
 
     schema: str
     listen_url: str | None

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 
-from unstuck import App, Context, Retry
+from unstuck import App, Context, Recovery, Retry
 from unstuck.client.job import Job
 from unstuck.demo.record import Proof
 from unstuck.errors import LedgerError
@@ -17,7 +17,7 @@ MANY = 100
 """Crash retries that no demo uses up: here the killer is to blame, never the job."""
 
 # One beat a second instead of one in five: a heart that can be watched.
-app = App(heartbeat_interval="1s")
+app = App(recovery=Recovery(heartbeat_interval="1s"))
 
 
 @app.task(queue=QUEUE, on_crash="retry", max_crash_retries=MANY)

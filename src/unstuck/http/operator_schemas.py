@@ -50,24 +50,6 @@ class BulkBody(RequestModel):
         return self
 
 
-class ReleaseBody(RequestModel):
-    """The numbers of quarantined jobs, or all of a task, or all."""
-
-    ids: JobNumbers | None = None
-    task: str | None = None
-    all: StrictBool = False
-    limit: StrictInt = Field(
-        default=DEFAULT_BULK, ge=1, le=MAX_BULK, description="Of those that match, at most so many."
-    )
-    dry_run: StrictBool = Field(default=False, description="Only say which it would be.")
-
-    @model_validator(mode="after")
-    def _one_of(self) -> "ReleaseBody":
-        if sum((self.ids is not None, self.task is not None, self.all)) != 1:
-            raise ValueError("give ids, task or all, one of the three")
-        return self
-
-
 class BulkAnswerOne(ResponseModel):
     id: int
     answer: str = Field(description="What became of it; in a dry run `matched`.", examples=["queued"])

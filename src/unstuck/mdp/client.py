@@ -89,7 +89,7 @@ class Client(NotificationHandler):
     """Call services. Any thread may; a process that was forked opens its own.
 
     With `enable_notifications` a broker of ours tells of deaths: see `handle_error_notification`, which runs in a
-    thread of its own. `show_popups` is for clients with a screen."""
+    thread of its own."""
 
     def __init__(
         self,
@@ -97,7 +97,6 @@ class Client(NotificationHandler):
         *,
         timeout: float = DEFAULT_TIMEOUT_S,
         enable_notifications: bool = True,
-        show_popups: bool = True,
         log_errors: bool = True,
         on_worker_crashed: Callback | None = None,
         on_no_workers: Callback | None = None,
@@ -107,7 +106,6 @@ class Client(NotificationHandler):
         self.endpoint = endpoint
         self.timeout = checked_timeout(timeout)
         self.enable_notifications = enable_notifications
-        self.show_popups = show_popups
         self.log_errors = log_errors
         self.on_worker_crashed = on_worker_crashed
         self.on_no_workers = on_no_workers

@@ -38,35 +38,6 @@ def new_identity() -> bytes:
     return b"u" + secrets.token_bytes(LEAST_IDENTITY_BYTES)
 
 
-def open_dealer(
-    context: "zmq.Context[zmq.Socket[bytes]]",
-    endpoint: str,
-    keys: CurveKeys | None,
-    identity: bytes | None = None,
-    max_reconnect_ms: int = MAX_WORKER_RECONNECT_MS,
-) -> "zmq.Socket[bytes]":
-    """Begin to connect; whoever listens comes later. Raises `ConfigError` for an address that can be none."""
-    socket = context.socket(zmq.DEALER)
-    try:
-        socket.linger = 0
-        # What waits in it is limited by who uses it, so that a full one never blocks.
-        socket.sndhwm = 0
-        socket.rcvhwm = MAX_UNREAD
-        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, max_reconnect_ms)
-        if identity is not None:
-            socket.routing_id = identity
-        if keys is not None:
-            set_curve_keys(socket, keys)
-        socket.connect(endpoint)
-    except (zmq.ZMQError, TypeError, ValueError) as error:
-        socket.close(linger=0)
-        raise ConfigError(
-            f"Cannot connect to {endpoint!r}: {error}. An endpoint is like tcp://127.0.0.1:5555."
-        ) from error
-    return socket
-
-
 def set_curve_keys(socket: "zmq.Socket[bytes]", keys: CurveKeys) -> None:
     public, secret = keys.public_key, keys.secret_key
     if public is None or secret is None:
@@ -81,6 +52,9 @@ def _ascii(key: str | bytes) -> bytes:
 
 
 class DealerConnection:
+    """Begins to connect when it is made, and goes on until the broker is there. Raises `ConfigError` for an address
+    that can be none."""
+
     def __init__(
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
@@ -89,8 +63,26 @@ class DealerConnection:
         identity: bytes | None = None,
         max_reconnect_ms: int = MAX_WORKER_RECONNECT_MS,
     ) -> None:
-        self.socket = open_dealer(context, endpoint, keys, identity, max_reconnect_ms)
+        self.socket = context.socket(zmq.DEALER)
+        # Before it connects: else the first event could be missed.
         self._monitor = self.socket.get_monitor_socket(SEEN)
+        try:
+            self.socket.linger = 0
+            # What waits in it is limited by who uses it, so that a full one never blocks.
+            self.socket.sndhwm = 0
+            self.socket.rcvhwm = MAX_UNREAD
+            self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+            self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, max_reconnect_ms)
+            if identity is not None:
+                self.socket.routing_id = identity
+            if keys is not None:
+                set_curve_keys(self.socket, keys)
+            self.socket.connect(endpoint)
+        except (zmq.ZMQError, TypeError, ValueError) as error:
+            self.close()
+            raise ConfigError(
+                f"Cannot connect to {endpoint!r}: {error}. An endpoint is like tcp://127.0.0.1:5555."
+            ) from error
         self._poller = zmq.Poller()
         self._poller.register(self.socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)

@@ -57,7 +57,6 @@ class NotifyingClient(QObject, NotificationHandler):
             endpoint,
             timeout=timeout,
             enable_notifications=enable_notifications,
-            show_popups=show_popups,
             log_errors=log_errors,
             curve=curve,
             identity=identity,

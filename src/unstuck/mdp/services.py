@@ -25,7 +25,7 @@ class Call:
     _say: Callable[[bytes, dict[str, Any]], None]
 
     def progress(self, done: float | None = None, total: float | None = None, message: str | None = None) -> None:
-        """Say how far it is. A foreign broker is not told: it would not understand."""
+        """Say how far it is. A plain broker is not told: it would not understand."""
         for name, value in (("done", done), ("total", total)):
             if value is not None and not math.isfinite(value):
                 raise ValueError(f"call.progress: {name} must be a finite number or None, not {value!r:.80}.")
@@ -87,6 +87,11 @@ class Services:
         if name not in self.services:
             raise UnknownName(f"This worker does not serve {name!r}.")
         return name
+
+
+def is_unstuck_address(address: bytes) -> bool:
+    """Return whether a broker of Unstuck gave this address; any other gives the identity of the client."""
+    return address[:1].isdigit() and address.count(b".") >= SERVICE_PART
 
 
 def described(error: Exception) -> dict[str, str]:

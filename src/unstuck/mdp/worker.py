@@ -1,4 +1,4 @@
-"""A worker of the ZeroMQ door, for any Majordomo broker: a function that serves, and a thread that beats meanwhile."""
+"""A Majordomo worker: a function that serves, and a thread that sends heartbeats meanwhile."""
 
 import os
 import secrets
@@ -28,8 +28,8 @@ class Worker:
     """Serve what clients ask for: `Worker(endpoint, "echo", function).run()`, or several services by name.
 
     A function gets the list of the body's frames, and with a parameter `call` also what it works on. It gives bytes, a
-    list of bytes, or a value that is sent as CBOR. `plain` says how to talk: True is 0.1 and nothing else, False is our
-    own broker, None finds out."""
+    list of bytes, or a value that is sent as CBOR. `plain=True` is for a broker that is not ours: the worker speaks
+    Majordomo 0.1 and nothing else."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Worker:
         name: str | None = None,
         heartbeat: float = DEFAULT_HEARTBEAT_S,
         metadata: Mapping[str, Any] | None = None,
-        plain: bool | None = None,
+        plain: bool = False,
         curve: CurveKeys | None = None,
     ) -> None:
         self._services = Services(_map_of(services, function))

@@ -18,9 +18,8 @@ from unstuck.logs import logger
 from unstuck.mailbox import Mailbox
 from unstuck.mdp import protocol
 from unstuck.mdp.connection import CurveKeys, DealerConnection
-from unstuck.mdp.introducing import Introduction, Kind
 from unstuck.mdp.protocol import Assignment, Disconnect, Heartbeat, hear_as_worker, map_of
-from unstuck.mdp.services import Outcome, Returned
+from unstuck.mdp.services import Outcome, Returned, is_unstuck_address
 
 log = logger("unstuck.mdp.worker")
 
@@ -44,7 +43,7 @@ class WorkerOptions:
     name: str
     metadata: dict[str, Any]
     heartbeat_s: float
-    plain: bool | None
+    plain: bool
     keys: CurveKeys | None
 
 
@@ -77,7 +76,6 @@ class WorkerThread:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard = threading.Lock()
         self._connection = 0
-        self._kind = Kind.FOREIGN
         self._held: Job | None = None
         self._undelivered: Finished | None = None
         self._unconfirmed: Finished | None = None
@@ -85,6 +83,8 @@ class WorkerThread:
         self._leave_at_s: float | None = None
         self._backoff_s = FIRST_BACKOFF_S
         self._was_healthy = True
+        self._has_answered = False
+        """The broker said something after READY, so it understood it."""
         self._must_start_over = False
         self._instance = secrets.token_bytes(16)
         self._refused_since_s: float | None = None
@@ -120,10 +120,7 @@ class WorkerThread:
     def _run(self) -> None:
         try:
             while not self._is_over():
-                kind = self._introduce()
-                if kind is None:
-                    break
-                self._attend(kind)
+                self._attend()
                 self._rest()
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             self.failure = error
@@ -134,38 +131,15 @@ class WorkerThread:
             self._mailbox.close()
             self.tasks.put(None)
 
-    def _introduce(self) -> Kind | None:
-        """Find out who the broker is; None when the worker ends first."""
-        if self._terms.plain is not None:
-            return Kind.FOREIGN if self._terms.plain else Kind.OURS
-        while True:
-            question = Introduction(self._context, self._terms.endpoint, self._terms.keys)
-            question.connection.watch(self._mailbox.fileno())
-            try:
-                while (kind := question.answer()) is None:
-                    if self._is_over():
-                        return None
-                    question.connection.wait(self._sooner(question.wait_s))
-                    self._read_mailbox(None)
-            finally:
-                question.close()
-            if kind is Kind.OURS or len(self._terms.services) == 1:
-                return kind
-            if kind is Kind.FOREIGN:
-                raise ConfigError(
-                    f"{self._terms.endpoint} is a foreign broker, which takes one service of a worker: start one "
-                    "worker for each."
-                )
-
-    def _attend(self, kind: Kind) -> None:
+    def _attend(self) -> None:
         """Serve until the connection is over, for whatever reason."""
         connection = DealerConnection(self._context, self._terms.endpoint, self._terms.keys)
         connection.watch(self._mailbox.fileno())
         linger_ms = 0
         try:
-            self._kind = kind
-            self._must_start_over = False
-            self._was_healthy = False
+            if not self._wait_for_broker(connection):
+                return
+            self._must_start_over = self._was_healthy = self._has_answered = False
             self._sign_on(connection)
             beat_at_s = heard_at_s = time.monotonic()
             beat_at_s += self._terms.heartbeat_s
@@ -179,6 +153,7 @@ class WorkerThread:
                         return
                 if is_lost:
                     log.info("The connection to the broker is lost", endpoint=self._terms.endpoint)
+                    self._suspect_plain_broker()
                     return
                 if self._read_mailbox(connection):
                     heard_at_s = now_s
@@ -189,11 +164,12 @@ class WorkerThread:
                 if now_s >= beat_at_s:
                     connection.send(protocol.heartbeat())
                     beat_at_s = now_s + self._terms.heartbeat_s
-                # Foreign brokers beat only to those who wait, so one that works hears nothing and thinks nothing of it.
-                if kind is not Kind.OURS and self._held is not None:
+                # Plain brokers send heartbeats only to idle workers, so one that works hears nothing.
+                if self._terms.plain and self._held is not None:
                     heard_at_s = now_s
                 if now_s - heard_at_s > LIVENESS * self._terms.heartbeat_s:
                     log.warning("The broker is silent: connecting again", endpoint=self._terms.endpoint)
+                    self._suspect_plain_broker()
                     return
         finally:
             with self._guard:
@@ -201,12 +177,22 @@ class WorkerThread:
                 self._connection += 1
             connection.close(linger_ms)
 
+    def _wait_for_broker(self, connection: DealerConnection) -> bool:
+        """Wait until the broker is there. Return False if the worker ends first."""
+        while True:
+            if self._is_over():
+                return False
+            if connection.changes()[-1:] == [True]:
+                return True
+            connection.wait(self._sooner(None))
+            self._read_mailbox(None)
+
     def _sign_on(self, connection: DealerConnection) -> None:
-        if self._kind is Kind.OURS and self._undelivered is None and self._held is None:
+        if not self._terms.plain and self._undelivered is None and self._held is None:
             # It was sent, and may have been lost with the connection. If not, its token is spent, and it is refused.
             self._undelivered = self._unconfirmed
         self._unconfirmed = None
-        connection.send(protocol.worker_ready(self._terms.services, self._about() if self._kind is Kind.OURS else b""))
+        connection.send(protocol.worker_ready(self._terms.services, b"" if self._terms.plain else self._about()))
         self._deliver(connection)
 
     def _about(self) -> bytes:
@@ -225,6 +211,8 @@ class WorkerThread:
     def _hear(self, heard: list[bytes]) -> bool:
         """Do what the broker says; False ends the connection."""
         match hear_as_worker(heard):
+            case Assignment() as order if not (self._terms.plain or is_unstuck_address(order.address)):
+                self._refuse_plain_broker(order)
             case Assignment() as order:
                 self._healthy()
                 self._unconfirmed = self._refused_since_s = None
@@ -238,15 +226,32 @@ class WorkerThread:
                 if about:
                     self._heed_refusal(about)
                 log.info("The broker ended the connection", endpoint=self._terms.endpoint)
+                self._suspect_plain_broker()
                 return False
             case None:
                 log.warning("The broker said something that makes no sense", endpoint=self._terms.endpoint)
         return True
 
+    def _refuse_plain_broker(self, order: Assignment) -> None:
+        """Let the worker end: what it says would break another broker, and its replies could reach the wrong client."""
+        self.failure = ConfigError(
+            f"{self._terms.endpoint} is not a broker of Unstuck: it gave work with the address {order.address!r:.80}. "
+            "Start a worker for it with plain=True, one for each service."
+        )
+        self._leave_at_s = time.monotonic()
+
+    def _suspect_plain_broker(self) -> None:
+        if not (self._terms.plain or self._has_answered):
+            log.warning(
+                "The broker did not answer. If it is not a broker of Unstuck, start the worker with plain=True",
+                endpoint=self._terms.endpoint,
+            )
+
     def _heed_refusal(self, about: bytes) -> None:
         """Ask again later. Raise NameTaken if another worker has our name for long."""
         said = map_of(about) or {}
         message = str(said.get("message"))
+        self._has_answered = True
         log.error("The broker refuses this worker", endpoint=self._terms.endpoint, reason=message)
         self._was_healthy = False
         if said.get("error") != protocol.NAME_TAKEN:
@@ -263,7 +268,7 @@ class WorkerThread:
             if isinstance(message, float):
                 self._leave_at_s = time.monotonic() + message
             elif isinstance(message, list):
-                if connection is not None and self._kind is Kind.OURS:
+                if connection is not None and not self._terms.plain:
                     connection.send(message)
             else:
                 self._undelivered = message
@@ -277,12 +282,12 @@ class WorkerThread:
         with self._guard:
             if self._held is finished.task:
                 self._held = None
-        if self._kind is Kind.OURS:
+        if not self._terms.plain:
             self._deliver_to_ours(connection, finished.outcome)
             self._unconfirmed, self._beats_since = finished, 0
         elif finished.task.connection != self._connection:
             # An address there is a client's identity, and may be somebody else's by now.
-            log.warning("An outcome is dropped: a foreign broker was away, and its addresses do not outlast that")
+            log.warning("An outcome is dropped: the plain broker was away, and its addresses do not outlast that")
         elif isinstance(finished.outcome, Returned):
             connection.send(protocol.worker_reply(finished.outcome.address, finished.outcome.body))
         else:
@@ -301,7 +306,7 @@ class WorkerThread:
     # Coming back --------------------------------------------------------------------------------
 
     def _healthy(self) -> None:
-        self._was_healthy = True
+        self._was_healthy = self._has_answered = True
         self._backoff_s = FIRST_BACKOFF_S
 
     def _rest(self) -> None:

@@ -8,25 +8,22 @@ from unstuck.metrics.catalogue import LE, TALLIED, Counter, Gauge, Histogram
 from unstuck.metrics.counters import Counted, bound_text, decode_labels
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PREFIX = "unstuck_"
-OF_ONE_PROCESS = "unstuck_process_"
-"""What one process tallied has names of its own: added to what the ledger knows, everything would be there twice."""
 
 Readings = Sequence[tuple[Mapping[str, str], float]]
 """The values of a gauge, each with its labels."""
 
 
-def expose(counted: Counted, gauges: Iterable[tuple[Gauge, Readings]] = (), *, prefix: str = PREFIX) -> str:
+def expose(counted: Counted, gauges: Iterable[tuple[Gauge, Readings]] = ()) -> str:
     """Give the whole text; what is not in our catalogue (counted by a newer version) is left out."""
     series: dict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
     for (name, labels), value in counted.items():
         series[name].append((decode_labels(labels), value))
     lines: list[str] = []
     for gauge, readings in gauges:
-        lines += _head(_named(gauge.name, prefix), "gauge", gauge.help)
-        lines += [_sample(_named(gauge.name, prefix), labels, value) for labels, value in readings]
+        lines += _head(gauge.name, "gauge", gauge.help)
+        lines += [_sample(gauge.name, labels, value) for labels, value in readings]
     for metric in TALLIED:
-        name = _named(metric.name, prefix)
+        name = metric.name
         if isinstance(metric, Counter):
             lines += _head(name, "counter", metric.help)
             lines += [_sample(name, labels, value) for labels, value in series[metric.name] or _zero(metric)]
@@ -61,10 +58,6 @@ def _histogram(
 def _zero(metric: Counter) -> Readings:
     """A counter without labels is there from the start, so that its first increase is seen as one."""
     return () if metric.labels else (({}, 0.0),)
-
-
-def _named(name: str, prefix: str) -> str:
-    return prefix + name.removeprefix(PREFIX)
 
 
 def _head(name: str, kind: str, help: str) -> list[str]:

@@ -19,9 +19,7 @@ from unstuck.logs import logger
 from unstuck.mailbox import Mailbox
 from unstuck.maintenance.loop import Loop
 from unstuck.maintenance.scheduler import Scheduler
-from unstuck.metrics import serving
 from unstuck.metrics.counters import Counters
-from unstuck.metrics.serving import Listen
 from unstuck.recovery.death_watch import PeerWatch
 from unstuck.recovery.reap import Reaper
 from unstuck.runner.last_output import LastOutputFile, last_output_path, read_last_output
@@ -59,7 +57,6 @@ def run_worker(
     name: str | None = None,
     reaper: bool = True,
     url: str | None = None,
-    metrics: Listen | None = None,
 ) -> int:
     """Work until told to stop; give the exit code."""
     # First of all: what we start must not speak to systemd in our name.
@@ -67,7 +64,6 @@ def run_worker(
     expected = os.environ.pop(EXPECTED_LEDGER, None)
     signals = StopSignals()
     fork_server = ForkServerClient(target, url=url)
-    counters = Counters()
     try:
         manifest = fork_server.start()
         settings = config.restore(manifest.settings)
@@ -90,13 +86,11 @@ def run_worker(
                 name,
                 reaper,
                 sd_notifier,
-                counters,
             )
-            with serving.served(counters, metrics):
-                while not worker.live(signals):
-                    # What the old id held is killed with its bench; the new one starts with a clean table.
-                    fork_server.close()
-                    fork_server.start()
+            while not worker.live(signals):
+                # What the old id held is killed with its bench; the new one starts with a clean table.
+                fork_server.close()
+                fork_server.start()
             return 0
         finally:
             ledger.close()
@@ -130,7 +124,6 @@ class Worker:
         name: str | None,
         reaper: bool,
         sd_notifier: SdNotifier,
-        counters: Counters | None = None,
     ) -> None:
         self._fork_server = fork_server
         self._manifest = manifest
@@ -144,7 +137,7 @@ class Worker:
         self._sd_notifier = sd_notifier
         self._reborn = False
         self._health = WorkerHealth(memory_report=MemoryReport())
-        self._metrics_writer = MetricsWriter(ledger, counters or Counters(), settings.recovery.heartbeat_interval_s)
+        self._metrics_writer = MetricsWriter(ledger, Counters(), settings.recovery.heartbeat_interval_s)
 
     def live(self, signals: StopSignals) -> bool:
         """Live one life; False when it ended because the ledger declared it dead."""

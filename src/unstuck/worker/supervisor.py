@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -23,7 +23,6 @@ from unstuck.ledger.contract import Ledger
 from unstuck.ledger.metrics_writer import MetricsWriter
 from unstuck.ledger.open import EXPECTED_LEDGER
 from unstuck.maintenance.loop import Loop
-from unstuck.metrics.counters import Counters
 from unstuck.recovery.death_watch import DeathReporter
 from unstuck.recovery.reap import Reaper
 from unstuck.runner import linux, processes
@@ -50,7 +49,7 @@ log = logs.logger("unstuck.supervisor")
 
 
 class Supervisor:
-    """`command` is the worker's command line; it is run once per place, with what `own` adds for that place."""
+    """`command` is the worker's command line; it is run once per place."""
 
     def __init__(
         self,
@@ -62,14 +61,11 @@ class Supervisor:
         stop_grace_s: float = STOP_GRACE_S,
         sd_notifier: SdNotifier | None = None,
         companions: Sequence[SupervisedDashboard] = (),
-        counters: Counters | None = None,
-        own: Callable[[int], Sequence[str]] = lambda number: (),
     ) -> None:
         assert workers >= 1, workers
         self._command = list(command)
-        self._own = own
         self._workers = [SupervisedWorker(number + 1, RestartBackoff()) for number in range(workers)]
-        reaper = Reaper(ledger, recovery, by="supervisor", counters=counters)
+        reaper = Reaper(ledger, recovery, by="supervisor")
         self._metrics_writer = MetricsWriter(ledger, reaper.counters, recovery.heartbeat_interval_s)
         self._reaper_loop = Loop(reaper, self._metrics_writer)
         self._death_reporter = DeathReporter(reaper)
@@ -153,9 +149,7 @@ class Supervisor:
             os.read(self._wake_fd, 4096)
 
     def _start(self, worker: SupervisedWorker, now_s: float) -> None:
-        worker.fill(
-            [*self._command, *self._own(worker.number)], {**self._reports.environment(), **self._expected}, now_s
-        )
+        worker.fill(self._command, {**self._reports.environment(), **self._expected}, now_s)
         log.info("Worker process started", place=worker.number, pid=worker.pid)
 
     # Signs of life ------------------------------------------------------------------------------

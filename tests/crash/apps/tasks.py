@@ -15,11 +15,9 @@ from pathlib import Path
 from tests.crash.apps import dying
 from tests.crash.apps.notes import note, noted
 
-from unstuck import App, Context, Retry, StopRequested, current_context
+from unstuck import Context, Retry, StopRequested, current_context
 
-app = App(queues=["other"])
-for definition in dying.app.definitions.values():
-    app.adopt(definition)
+app = dying.app
 
 MB = 1 << 20
 

@@ -185,7 +185,7 @@ def _going(job: JobRecord, context: JobContext) -> Finding:
             cure = f"`unstuck why {job.id}` tells the story; `unstuck retry {job.id}` runs it again."
             return _say(Code.FAILED, Severity.WARNING, f"{name} has failed", _cause(job), cure, job)
         case JobState.QUARANTINED:
-            cure = f"Mend the cause (`unstuck why {job.id}` tells it), then `unstuck quarantine release {job.id}`."
+            cure = f"Mend the cause (`unstuck why {job.id}` tells it), then `unstuck retry {job.id}`."
             return _say(Code.QUARANTINED, Severity.WARNING, f"{name} is quarantined", _cause(job), cure, job)
         case JobState.CANCELLED:
             cure = f"Nothing; `unstuck retry {job.id}` runs it after all."

@@ -113,8 +113,7 @@ def _quarantined(group: JobGroup) -> Finding:
         f"{count(group.count, 'job')} of task {group.task!r} in queue {group.queue!r} "
         f"{'is' if group.count == 1 else 'are'} quarantined",
         f"The process that ran it died more often than its max_crash_retries allow. Example: job {group.example_id}.",
-        f"Look with `unstuck why {group.example_id}`, mend the cause, then "
-        f"`unstuck quarantine release {group.example_id}`.",
+        f"Look with `unstuck why {group.example_id}`, mend the cause, then `unstuck retry {group.example_id}`.",
         **_facts(group),
     )
 

@@ -1,4 +1,4 @@
-"""What operators do with jobs: search, cancel, retry, signal, read stacks, prune, release from quarantine."""
+"""What operators do with jobs: search, cancel, retry, signal, read stacks, prune, list what is quarantined."""
 
 import itertools
 import time
@@ -183,12 +183,6 @@ def quarantined_view(job: Quarantined) -> views.View:
     }
 
 
-def states_of(ledger: Ledger, job_ids: Iterable[int]) -> dict[int, JobState]:
-    """Give the states of those jobs that exist."""
-    records = (ledger.job(job_id) for job_id in dict.fromkeys(job_ids))
-    return {record.id: record.state for record in records if record is not None}
-
-
 def _victim(attempt: AttemptRecord, worker: WorkerRecord | None) -> Victim:
     autopsy = attempt.autopsy
     host = worker.host if worker is not None else autopsy.host if autopsy is not None else None
@@ -260,12 +254,8 @@ class JobVerbs(Verbs):
         """Queue finished jobs again with fresh counters, and wake who may take them."""
         by = by or self._by
         with self._audit.record(by, "retry", jobs_named(job_ids)) as note:
-            answers = self._requeue(job_ids, by)
+            answers = _each_page(job_ids, lambda page: self._ledger.retry(page, by))
             note.outcome = counted(answers.values())
-        return answers
-
-    def _requeue(self, job_ids: Collection[int], by: str) -> dict[int, str]:
-        answers = _each_page(job_ids, lambda page: self._ledger.retry(page, by))
         queued = [job_id for job_id, answer in answers.items() if answer == "queued"]
         if len(queued) > LOOKED_UP:
             self._ring({f"queue:{queue.name}" for queue in self._ledger.queues() if queue.pending})
@@ -317,24 +307,3 @@ class QuarantineVerbs(JobVerbs):
         """List quarantined jobs, newest first, each with all that it killed."""
         where = JobFilter(states=(JobState.QUARANTINED,), task=task)
         return find_quarantined(self._ledger, itertools.islice(self.matching(where), limit))
-
-    def release(self, job_ids: Collection[int], by: str | None = None) -> dict[int, str]:
-        """Queue quarantined jobs again with fresh counters; each runs alone in its process.
-
-        'queued', 'missing', 'duplicate' (its unique key is in use), or the state of a job that is not quarantined."""
-        by = by or self._by
-        with self._audit.record(by, "release", jobs_named(job_ids)) as note:
-            answers = self._release(job_ids, by)
-            note.outcome = counted(answers.values())
-        return answers
-
-    def _release(self, job_ids: Collection[int], by: str) -> dict[int, str]:
-        asked = [job_id for job_id in dict.fromkeys(job_ids) if 0 < job_id <= MAX_JOB_ID]
-        # One by one is slow for many, and those are nearly always all quarantined.
-        many = len(asked) > LOOKED_UP
-        held = set(self.matching(JobFilter(states=(JobState.QUARANTINED,)))).intersection(asked) if many else set()
-        states = states_of(self._ledger, [job_id for job_id in asked if job_id not in held])
-        held |= {job_id for job_id, state in states.items() if state is JobState.QUARANTINED}
-        answers = {job_id: state.value for job_id, state in states.items()}
-        answers |= self._requeue([job_id for job_id in asked if job_id in held], by)
-        return {job_id: answers.get(job_id, "missing") for job_id in dict.fromkeys(job_ids)}

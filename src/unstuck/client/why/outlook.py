@@ -75,7 +75,7 @@ def _own_next(job_facts: JobFacts) -> str:
         case JobState.SUCCEEDED:
             return "Nothing: it is done."
         case JobState.QUARANTINED:
-            return "Nothing by itself: it waits for an operator to release it."
+            return "Nothing by itself: it waits for an operator to retry it."
         case JobState.FAILED | JobState.CANCELLED:
             return "Nothing by itself: it has ended, and runs again only if somebody retries it."
         case _:
@@ -111,7 +111,7 @@ def what_to_do(job_facts: JobFacts) -> tuple[Action, ...]:
     match job.state:
         case JobState.QUARANTINED:
             why = "queues it again with fresh counters, once the cause is mended; it runs alone in its process"
-            actions.append(Action(f"unstuck quarantine release {job.id}", f"{why}{_same_limit(job_facts)}"))
+            actions.append(Action(f"unstuck retry {job.id}", f"{why}{_same_limit(job_facts)}"))
         case JobState.FAILED | JobState.CANCELLED:
             cut_off = any(_was_cut_off(attempt) for attempt in job_facts.attempts[-1:])
             safe = "; its effects may have happened already, so be sure that twice is safe" if cut_off else ""

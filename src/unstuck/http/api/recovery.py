@@ -7,15 +7,12 @@ from fastapi import Depends, Query, Response
 from unstuck.client.operator import PAGE
 from unstuck.client.operator.jobs import quarantined_view
 from unstuck.domain.api_tokens import Caller, Scope
-from unstuck.domain.states import JobState
 from unstuck.domain.units import seconds
-from unstuck.http.api.jobs import bulk, first_matching
 from unstuck.http.auth.callers import Requires
 from unstuck.http.openapi import json_response
-from unstuck.http.operator_schemas import BulkAnswer, QuarantinedView, ReleaseBody, StaleBody, StaleView
+from unstuck.http.operator_schemas import QuarantinedView, StaleBody, StaleView
 from unstuck.http.routing import api_router
 from unstuck.http.services import ServicesDep
-from unstuck.ledger.contract.jobs import JobFilter
 
 stale_router = api_router("stale", "/stale")
 
@@ -61,17 +58,3 @@ def quarantine(
     limit: Annotated[int, Query(ge=1, le=PAGE)] = 100,
 ) -> Response:
     return json_response([quarantined_view(job) for job in services.operator(caller).quarantined(task, limit)])
-
-
-@quarantine_router.post(
-    "/release", summary="Queue quarantined jobs again, each alone in its process", response_model=BulkAnswer
-)
-def release(body: ReleaseBody, services: ServicesDep, caller: Operating) -> Response:
-    """By number, all of a task, or all. A job that is not quarantined is answered with its state and left alone."""
-    operator = services.operator(caller)
-    if body.ids is not None:
-        ids, more = list(dict.fromkeys(body.ids)), False
-    else:
-        where = JobFilter(states=(JobState.QUARANTINED,), task=body.task)
-        ids, more = first_matching(operator, where, body.limit)
-    return bulk(ids, more, body.dry_run, operator.release)

@@ -259,10 +259,6 @@ def _cancel(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
     return _tell(operator.cancel(_job_ids(form)))
 
 
-def _release(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
-    return _tell(operator.release(_job_ids(form)))
-
-
 def _stack(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
     ids = _job_ids(form)
     if not ids or not operator.ask_stack(ids[0]):
@@ -407,7 +403,6 @@ def _requeue_stale(operator: Operator, form: FormData) -> tuple[rendering.Level,
 ACTIONS: dict[str, Action] = {
     "retry": _retry,
     "cancel": _cancel,
-    "release": _release,
     "stack": _stack,
     "retry-matching": _retry_matching,
     "cancel-matching": _cancel_matching,
@@ -441,11 +436,6 @@ CONFIRMATIONS: dict[str, Confirmation] = {
         f"Cancel {_these_jobs(form)}?",
         "What waits is cancelled at once; what runs is stopped by its worker.",
         "Cancel them" if len(_job_ids(form)) > 1 else "Cancel the job",
-    ),
-    "release": lambda form: (
-        f"Release {_these_jobs(form)} from quarantine?",
-        "It killed its process every time. It gets fresh counters, and runs alone in its process.",
-        "Release",
     ),
     "cancel-matching": lambda form: (
         f"Cancel all {describe(_asked(form))}?",

@@ -171,8 +171,7 @@ def job_data(viewing: View, key: str) -> dict[str, Any]:
         "has_result": job.state is JobState.SUCCEEDED,
         "policy": _rules(job),
         "final": job.state in FINAL_STATES,
-        "may_retry": job.state in (JobState.FAILED, JobState.CANCELLED),
-        "may_release": job.state is JobState.QUARANTINED,
+        "may_retry": job.state in (JobState.FAILED, JobState.CANCELLED, JobState.QUARANTINED),
         "may_cancel": job.state not in FINAL_STATES,
     }
 

@@ -169,7 +169,7 @@ def next_step(event: AlertEvent) -> str:
             cure = cure_unserved(_name(event))
             return f"{cure[:1].upper()}{cure[1:]}."
         case AlertKind.QUARANTINED:
-            return f"`unstuck why {event.job_id}`; mend the cause, then `unstuck quarantine release {event.job_id}`."
+            return f"`unstuck why {event.job_id}`; mend the cause, then `unstuck retry {event.job_id}`."
         case AlertKind.WORKFLOW_PAUSED:
             verbs = f"`unstuck workflows retry {event.job_id}` or `unstuck workflows resume {event.job_id}`"
             return f"`unstuck workflow {event.job_id}` shows it; then {verbs}."
