@@ -28,7 +28,7 @@ from unstuck.notify.alerts.delivery import target_status
 from unstuck.notify.alerts.sender import AlertSender
 from unstuck.recovery.reap import Reaper
 
-QUICK: dict[str, Any] = {"webhook_secret": SECRET, "allow_private": True, "batch_window": "200ms", "min_interval": "0s"}
+QUICK: dict[str, Any] = {"webhook_secret": SECRET, "batch_window": "200ms", "min_interval": "0s"}
 StartSender = Callable[..., AlertSender]
 
 

@@ -357,8 +357,6 @@ class Alerts:
     """Of what to tell; commas in a variable."""
     webhook_secret: str = field(default="", repr=False)
     """Signs what webhooks get, unless their URL brings a secret of its own."""
-    allow_private: bool = False
-    """Let webhooks lead to addresses of this machine and of private networks."""
     batch_window: Duration = "2s"
     """So long the first alert waits for company."""
     min_interval: Duration = "30s"
@@ -389,8 +387,6 @@ class Alerts:
             raise ConfigError(f"alerts failure_rate must be above 0 and at most 1, not {self.failure_rate}.")
         if self.heartbeat_late is not None:
             seconds(self.heartbeat_late, "alerts heartbeat_late")
-        if not isinstance(self.allow_private, bool):
-            raise ConfigError(f"alerts allow_private must be true or false, not {self.allow_private!r}.")
         if not isinstance(self.webhook_secret, str):
             raise ConfigError("alerts webhook_secret must be a text.")
 
