@@ -312,14 +312,6 @@ def jobs_wait_for_a_concurrency_key(ledger: Ledger, backdoor: Backdoor) -> Itera
     yield ledger.links(jobs[0].job_id)
 
 
-@story
-def urgent_jobs_keep_others_waiting(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    late = put(ledger, priority=-10)
-    backdoor.age_job(late, 3600)
-    put(ledger, priority=10)
-    yield ledger.lift_starving(600.0, 10)
-
-
 # Workers -------------------------------------------------------------------------------------------
 
 

@@ -150,7 +150,7 @@ def test_nothing_is_removed_that_a_worker_of_any_app_keeps(
 
 
 def test_what_a_worker_stores_comes_back_whole(ledger: Ledger) -> None:
-    rules = Recovery(session_grace="9s", evidence="none", starvation_after="none", check_interval="7s").rules
+    rules = Recovery(session_grace="9s", evidence="none", check_interval="7s").rules
     ledger.register(birth("w1", rules=rules))
     assert worker(ledger).rules == rules
     assert ledger.watch()[0].rules == rules

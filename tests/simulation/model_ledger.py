@@ -328,9 +328,6 @@ class ModelLedger:
     def check_keys(self, after: str, limit: int) -> KeysChecked:
         return KeysChecked(None, 0, 0, frozenset())
 
-    def lift_starving(self, waited_s: float, limit: int) -> dict[str, int]:
-        return {}
-
     def repair_workflows(self, limit: int) -> list[Any]:
         return []
 

@@ -135,7 +135,6 @@ class _GivenRecovery(TypedDict, total=False):
     auto_disable_unhealthy: bool
     evidence: tuple[str, ...] | str
     retention: Retention | Duration
-    starvation_after: Duration | None
 
 
 class GivenSettings(_GivenRecovery, total=False):
