@@ -43,7 +43,7 @@ SHARED = frozenset(
             "look_own_keep",
         ),
         *("look_overdue", "look_quarantined", "look_ready", "look_scheduled", "tasks", "watch", "workers"),
-        *("disable", "disable_host", "enable", "enable_host", "hosts", "standings"),
+        *("disable", "disable_host", "enable", "enable_host", "standings"),
         *("beat_foreign", "to_judge", "foreign_worker", "foreign_worker_named"),
         *("answer_letters", "letter", "letters", "store_letter"),
         *("journal", "journal_lines", "kept_signals", "signals"),

@@ -120,8 +120,8 @@ def test_whether_a_worker_may_be_disabled_is_stored_with_it(ledger: Ledger, medd
     calm = {"suspect_after_s": 600.0, "heartbeat_interval_s": 5.0, "pid": os.getpid()}
     ledger.register(birth("sick", rules=RecoveryRules(auto_disable_unhealthy=False), metadata=sick, **calm))
     ledger.register(birth("well", rules=RecoveryRules(), metadata={"health": {"weight": 0.0}}, **calm))
-    assert {one.id: one.may_be_disabled for one in ledger.standings(60.0)} == {"sick": False, "well": True}
-    assert next(one for one in ledger.standings(60.0) if one.id == "sick").health == Health(9.0, 9, 9, 0.3)
+    assert {one.id: one.may_be_disabled for one in ledger.standings()} == {"sick": False, "well": True}
+    assert next(one for one in ledger.standings() if one.id == "sick").health == Health(9.0, 9, 9, 0.3)
     assert Reaper(ledger, Recovery(), by="reaper").sweep().disabled == 0
     ledger.register(birth("ill", rules=RecoveryRules(), metadata=sick, **calm))
     meddler.expire_ticket("health")

@@ -23,7 +23,7 @@ class SweepResult:
     left: int = 0
     """Stale jobs that wait for an operator, because recovery is switched off."""
     disabled: int = 0
-    """Workers and hosts switched off because they keep crashing."""
+    """Workers disabled because they keep crashing."""
     promoted: int = 0
     expired: int = 0
     """Jobs cancelled because they were not begun in time."""
