@@ -236,11 +236,11 @@ def check_clocks(facts: Facts, diagnosis: Diagnosis, limits: Thresholds) -> Iter
         # One host, one clock.
         return
     if abs(diagnosis.clock_off_s) > limits.clock_s:
-        yield _differs(facts.host.name, "", diagnosis.clock_off_s, "measured now")
+        yield _differs(facts.host, "", diagnosis.clock_off_s, "measured now")
     worst: dict[str, tuple[float, list[str]]] = {}
     for worker in facts.living:
         clock_at = note_of(worker, "clock_at", float)
-        if clock_at is None or worker.host == facts.host.name:
+        if clock_at is None or worker.host == facts.host:
             continue
         off_s = clock_at - worker.created_at
         if abs(off_s) > limits.clock_s:
