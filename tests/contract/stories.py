@@ -312,14 +312,6 @@ def jobs_wait_for_a_concurrency_key(ledger: Ledger, backdoor: Backdoor) -> Itera
     yield ledger.links(jobs[0].job_id)
 
 
-@story
-def urgent_jobs_keep_others_waiting(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    late = put(ledger, priority=-10)
-    backdoor.age_job(late, 3600)
-    put(ledger, priority=10)
-    yield ledger.lift_starving(600.0, 10)
-
-
 # Workers -------------------------------------------------------------------------------------------
 
 
@@ -339,7 +331,6 @@ def a_worker_comes_and_goes(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]
     yield ledger.disable_host("elsewhere", "broken", "me")
     yield ledger.register(living("w3", host="elsewhere"))
     yield ledger.enable_host("elsewhere", "me")
-    yield ledger.hosts()
     yield ledger.fleet().workers
 
 
@@ -667,8 +658,7 @@ def a_worker_is_disabled_by_a_reaper(ledger: Ledger, backdoor: Backdoor) -> Iter
     put(ledger)
     yield wish(ledger)
     yield ledger.beat(Heartbeat("w1", 0, 0))
-    yield len(ledger.standings(60.0))
-    yield ledger.disable_host(birth().host, "its workers die", "reaper", auto=True)
+    yield len(ledger.standings())
     yield ledger.disable_host("it's elsewhere", "broken", "me")
     yield ledger.enable("w1", "reaper", "no one else is left")
 

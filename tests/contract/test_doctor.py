@@ -21,7 +21,7 @@ from tests.support.builders import (
     turn,
     verdict,
 )
-from tests.support.doctor import CALM, HOST_S_OWN
+from tests.support.doctor import CALM
 from tests.support.fleet import wait_for
 
 from unstuck import config
@@ -55,11 +55,7 @@ def look(ledger: Ledger, url: str) -> Look:
         limits: Thresholds | None = None, severities: tuple[str, ...] = ("problem", "warning"), **settings: Any
     ) -> Any:
         findings = examine(gather(ledger, config.build({"url": url, **settings}), limits), limits)
-        return {
-            finding.code.value: finding
-            for finding in findings
-            if finding.severity in severities and finding.code not in HOST_S_OWN
-        }
+        return {finding.code.value: finding for finding in findings if finding.severity in severities}
 
     return ask
 

@@ -1,22 +1,20 @@
-"""The doctor finds retention that falls behind, and says about how much is left to remove."""
+"""The doctor finds retention that falls behind, and says by how long."""
 
 import pytest
-from tests.contract.conftest import OpenLedger
 from tests.support.backdoor import Backdoor
 from tests.support.builders import done, new_job, put, run, turn
 from tests.support.doctor import codes
 
 from unstuck.config import Settings
 from unstuck.ledger.contract import Ledger
-from unstuck.ledger.contract.diagnosis import RetentionLag
 from unstuck.ledger.contract.jobs import JobExtras
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
 
-def overkept(ledger: Ledger) -> dict[str, RetentionLag]:
-    return {one.kind: one for one in ledger.diagnose(far_s=DAY_S, late_s=30.0).overkept}
+def overkept(ledger: Ledger) -> dict[str, float]:
+    return {one.kind: one.past_s for one in ledger.diagnose(far_s=DAY_S, late_s=30.0).overkept}
 
 
 def finish(ledger: Ledger, meddler: Backdoor, count: int, **changes: object) -> int:
@@ -27,17 +25,13 @@ def finish(ledger: Ledger, meddler: Backdoor, count: int, **changes: object) -> 
     return first
 
 
-def test_finished_jobs_that_should_be_gone_are_found_and_counted_about(
-    ledger: Ledger, w1: str, url: str, meddler: Backdoor
-) -> None:
+def test_finished_jobs_that_should_be_gone_are_found(ledger: Ledger, w1: str, url: str, meddler: Backdoor) -> None:
     # Scheduled long ago for next year: old, and not to be removed.
     ledger.enqueue([new_job(delay_s=365 * DAY_S) for _ in range(100)])
-    finish(ledger, meddler, 20_000)
+    finish(ledger, meddler, 1_000)
     meddler.age_all_jobs(7 * DAY_S + 2 * HOUR_S)
-    finish(ledger, meddler, 10_000)
-    found = overkept(ledger)["jobs"]
-    assert found.past_s == pytest.approx(2 * HOUR_S, abs=60.0)
-    assert found.count == pytest.approx(20_000, rel=0.2)
+    finish(ledger, meddler, 1_000)
+    assert overkept(ledger) == {"jobs": pytest.approx(2 * HOUR_S, abs=60.0)}
     assert "retention-behind" in codes(ledger, Settings(url=url))
     while ledger.sweep_old(7 * DAY_S, DAY_S, DAY_S, 10_000).more:
         pass
@@ -63,12 +57,10 @@ def test_events_keys_and_jobs_with_a_keep_of_their_own_are_found_too(
     meddler.age_events(8 * DAY_S)
     ledger.enqueue([new_job(unique_key=f"k{n}", more=JobExtras(unique_for_s=60.0)) for n in range(50)])
     meddler.age_keys(60.0 + HOUR_S)
-    found = overkept(ledger)
-    assert found["events"].count == pytest.approx(3_000, rel=0.2)
-    assert found["events"].past_s == pytest.approx(DAY_S, abs=60.0)
-    assert (found["keys"].count, found["keys"].past_s) == (50, pytest.approx(HOUR_S, abs=60.0))
+    late = {"events": pytest.approx(DAY_S, abs=60.0), "keys": pytest.approx(HOUR_S, abs=60.0)}
+    assert overkept(ledger) == late
     finish_own_keep(ledger, meddler)
-    assert overkept(ledger)["jobs"].count == 30
+    assert overkept(ledger) == {**late, "jobs": pytest.approx(2 * HOUR_S, abs=120.0)}
     assert "retention-behind" in codes(ledger, Settings(url=url))
 
 
@@ -79,14 +71,3 @@ def finish_own_keep(ledger: Ledger, meddler: Backdoor) -> None:
     turn(ledger, done=[done(job)])
     meddler.age_job(first, 2 * HOUR_S)
     meddler.copy_job(first, 29)
-
-
-def test_ids_that_jumped_after_a_restore_do_not_spoil_the_estimate(
-    ledger: Ledger, w1: str, open_again: OpenLedger, meddler: Backdoor
-) -> None:
-    finish(ledger, meddler, 2_000)
-    ledger.void_tokens()
-    fresh = open_again()
-    put(fresh)
-    meddler.age_all_jobs(8 * DAY_S)
-    assert overkept(fresh)["jobs"].count == pytest.approx(2_000, rel=0.2)

@@ -1,6 +1,5 @@
-"""Limits of queues, unique keys in other ways, expiry, starvation, and jobs that are kept for a time of their own."""
+"""Limits of queues, unique keys in other ways, expiry, and jobs that are kept for a time of their own."""
 
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -369,30 +368,6 @@ def test_a_released_job_still_expires(ledger: Ledger, w1: str, meddler: Backdoor
     turn(ledger, release=[release(job)])
     meddler.age_expiry(job.job_id, 1000.0)
     assert ledger.expire_due(10).count == 1
-
-
-# Starvation ------------------------------------------------------------------------------------
-
-
-def test_who_waited_too_long_behind_urgent_jobs_goes_to_the_front(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
-    low = [put(ledger, priority=-5) for _ in range(5)]
-    for job_id in low[:4]:
-        meddler.age_job(job_id, 700.0)
-    high = [put(ledger, priority=9) for _ in range(3)]
-    assert ledger.lift_starving(600.0, 2) == {"default": 2}
-    # No more stand in front at a time, however many starve.
-    assert ledger.lift_starving(600.0, 2) == {}
-    assert ids(claim_jobs(ledger, limit=3)) == [*low[:2], high[0]]
-    assert ledger.lift_starving(600.0, 2) == {"default": 2}
-    assert ids(claim_jobs(ledger)) == [*low[2:4], *high[1:], low[4]]
-    assert re.search(r"for 7[0-9]{2} s at priority -5", ledger.events(job_id=low[0])[0].message)
-
-
-def test_nobody_is_lifted_where_nobody_stands_before_them(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
-    for job_id in [put(ledger) for _ in range(3)]:
-        meddler.age_job(job_id, 700.0)
-    put(ledger, priority=-1)
-    assert ledger.lift_starving(600.0, 10) == {}
 
 
 # Kept for a time of its own ----------------------------------------------------------------------

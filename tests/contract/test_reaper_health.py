@@ -8,13 +8,10 @@ from tests.support.stored_workers import StoredWorkers, a_stage
 
 from unstuck.config import Recovery
 from unstuck.domain.liveness import Detector
-from unstuck.domain.states import WorkerState
-from unstuck.ledger.contract.recovery import GuardNone
-from unstuck.ledger.contract.workers import Heartbeat, WorkerVerdict
+from unstuck.ledger.contract.workers import Heartbeat
 from unstuck.maintenance.worker_health import HealthWatch
 from unstuck.recovery.result import SweepResult
 
-DIED = WorkerVerdict(WorkerState.DEAD, Detector.SUPERVISOR, "killed by signal 11", 0.0, "supervisor")
 SICK = {"health": {"weight": 9.0, "deaths": 9, "jobs": 9}}
 
 
@@ -76,20 +73,3 @@ def test_what_an_operator_switched_off_stays_off(stage: StoredWorkers) -> None:
     stage.ledger.disable(alone, "maintenance", "ops")
     HealthWatch("reaper").judge(stage.ledger, SweepResult())
     assert off(stage) == [alone]
-
-
-def test_a_host_on_which_workers_die_one_after_the_other_is_switched_off(
-    stage: StoredWorkers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Deaths of one moment are one death; here every moment is long over.
-    monkeypatch.setattr("unstuck.domain.worker_health.SAME_MOMENT_OF_HOST_S", -1.0)
-    for _ in range(7):
-        stage.ledger.declare_dead(stage.worker(host="bad"), DIED, GuardNone())
-    stage.worker(host="good")
-    new = stage.worker(host="bad")
-    HealthWatch("reaper").judge(stage.ledger, done := SweepResult())
-    assert done.disabled == 1
-    assert off(stage) == [new]
-    [host] = stage.ledger.hosts()
-    assert host.disabled is not None
-    assert "7 times" in host.disabled.reason

@@ -120,8 +120,8 @@ def test_whether_a_worker_may_be_disabled_is_stored_with_it(ledger: Ledger, medd
     calm = {"suspect_after_s": 600.0, "heartbeat_interval_s": 5.0, "pid": os.getpid()}
     ledger.register(birth("sick", rules=RecoveryRules(auto_disable_unhealthy=False), metadata=sick, **calm))
     ledger.register(birth("well", rules=RecoveryRules(), metadata={"health": {"weight": 0.0}}, **calm))
-    assert {one.id: one.may_be_disabled for one in ledger.standings(60.0)} == {"sick": False, "well": True}
-    assert next(one for one in ledger.standings(60.0) if one.id == "sick").health == Health(9.0, 9, 9, 0.3)
+    assert {one.id: one.may_be_disabled for one in ledger.standings()} == {"sick": False, "well": True}
+    assert next(one for one in ledger.standings() if one.id == "sick").health == Health(9.0, 9, 9, 0.3)
     assert Reaper(ledger, Recovery(), by="reaper").sweep().disabled == 0
     ledger.register(birth("ill", rules=RecoveryRules(), metadata=sick, **calm))
     meddler.expire_ticket("health")
@@ -150,7 +150,7 @@ def test_nothing_is_removed_that_a_worker_of_any_app_keeps(
 
 
 def test_what_a_worker_stores_comes_back_whole(ledger: Ledger) -> None:
-    rules = Recovery(session_grace="9s", evidence="none", starvation_after="none", check_interval="7s").rules
+    rules = Recovery(session_grace="9s", evidence="none", check_interval="7s").rules
     ledger.register(birth("w1", rules=rules))
     assert worker(ledger).rules == rules
     assert ledger.watch()[0].rules == rules

@@ -8,7 +8,6 @@ from tests.contract.conftest import OpenLedger
 from tests.support.backdoor import Backdoor
 from tests.support.builders import QUEUE, TASK, birth, claim_jobs, put, run, verdict
 
-from unstuck.domain.liveness import Detector
 from unstuck.domain.states import WorkerState
 from unstuck.domain.worker_health import Health, Standing
 from unstuck.ledger.contract import Ledger
@@ -30,7 +29,7 @@ def record(ledger: Ledger, worker_id: str) -> WorkerRecord:
 
 
 def standing(ledger: Ledger, worker_id: str) -> Standing:
-    return next(one for one in ledger.standings(3600.0) if one.id == worker_id)
+    return next(one for one in ledger.standings() if one.id == worker_id)
 
 
 def is_off(ledger: Ledger, worker_id: str) -> bool:
@@ -110,9 +109,6 @@ def test_a_disabled_host_takes_its_workers_with_it_and_those_not_born_yet(ledger
     flag = record(ledger, "w3").disabled
     assert flag is not None
     assert (flag.reason, flag.of_host) == ("disk errors", True)
-    [host] = ledger.hosts()
-    assert host.name == "bad"
-    assert host.disabled is not None
     assert ledger.enable_host("bad", "ops")
     assert not ledger.enable_host("bad", "ops")
     assert not is_off(ledger, "w1")
@@ -129,25 +125,20 @@ def test_a_worker_that_was_switched_off_itself_stays_off_when_its_host_is_back(l
     assert is_off(ledger, "w1")
 
 
-def test_deaths_from_before_a_host_was_enabled_are_forgiven(ledger: Ledger) -> None:
+def test_to_enable_a_host_forgets_the_health_of_its_workers(ledger: Ledger) -> None:
     join(ledger, "w1", host="bad")
-    join(ledger, "w2", host="bad")
-    ledger.declare_dead("w1", verdict(detector=Detector.PEER), GuardNone())
-    fallen = standing(ledger, "w1")
-    assert (fallen.state, fallen.detector) == (WorkerState.DEAD, Detector.PEER)
-    assert fallen.gone_s is not None
-    assert 0 <= fallen.gone_s < 60
+    ledger.beat(Heartbeat("w1", 0, 0, metadata={"zone": "a", "health": SICK}))
     ledger.disable_host("bad", "disk errors", "ops")
     ledger.enable_host("bad", "ops")
-    assert [one.id for one in ledger.standings(3600.0)] == ["w2"]
+    assert standing(ledger, "w1").health == Health()
+    assert record(ledger, "w1").metadata == {"zone": "a"}
 
 
-def test_the_long_dead_do_not_stand_among_those_who_are_judged(ledger: Ledger, meddler: Backdoor) -> None:
+def test_the_dead_do_not_stand_among_those_who_are_judged(ledger: Ledger) -> None:
     join(ledger, "w1")
+    join(ledger, "w2")
     ledger.declare_dead("w1", verdict(), GuardNone())
-    meddler.age_worker("w1", 3600)
-    assert ledger.standings(600.0) == []
-    assert [one.id for one in ledger.standings(7200.0)] == ["w1"]
+    assert [one.id for one in ledger.standings()] == ["w2"]
 
 
 # Never the last one -------------------------------------------------------------------------------
@@ -199,7 +190,6 @@ def test_the_last_one_that_serves_a_queue_is_not_switched_off_by_itself(
     join(ledger, "w1", host="good")
     others(ledger)
     assert not ledger.disable("w1", "sick", "reaper", auto=True)
-    assert not ledger.disable_host("good", "sick", "reaper", auto=True)
     assert not is_off(ledger, "w1")
     # An operator may.
     assert ledger.disable("w1", "maintenance", "ops")
@@ -222,15 +212,6 @@ def test_where_another_is_left_the_sick_one_is_switched_off(ledger: Ledger) -> N
     assert not ledger.disable("w2", "sick", "reaper", auto=True)
 
 
-def test_a_host_goes_only_where_other_hosts_are_left(ledger: Ledger) -> None:
-    join(ledger, "w1", host="bad")
-    join(ledger, "w2", host="bad")
-    assert not ledger.disable_host("bad", "sick", "reaper", auto=True)
-    join(ledger, "w3", host="good")
-    assert ledger.disable_host("bad", "sick", "reaper", auto=True)
-    assert not ledger.disable_host("good", "sick", "reaper", auto=True)
-
-
 def test_two_who_switch_off_two_at_the_same_moment_leave_one(ledger: Ledger, open_again: OpenLedger) -> None:
     ledgers = [open_again(), open_again()]
     for pair in range(5):
@@ -241,7 +222,7 @@ def test_two_who_switch_off_two_at_the_same_moment_leave_one(ledger: Ledger, ope
         done: dict[str, bool] = {}
 
         def off(one: Ledger, name: str, gate: threading.Barrier = gate, done: dict[str, bool] = done) -> None:
-            one.standings(60.0)
+            one.standings()
             gate.wait(20)
             done[name] = one.disable(name, "sick", "reaper", auto=True)
 
@@ -258,10 +239,8 @@ def test_what_an_operator_switches_off_the_reaper_may_not_take_back(ledger: Ledg
     join(ledger, "w2")
     assert ledger.disable("w1", "its runners keep dying", "reaper", auto=True)
     assert ledger.disable("w1", "its disk is broken", "ops")
-    assert ledger.disable_host("box", "its workers keep dying", "reaper", auto=True)
-    assert ledger.disable_host("box", "it burns", "ops")
     # The reaper comes again, and changes nothing.
     assert not ledger.disable("w1", "its runners keep dying", "reaper", auto=True)
-    assert not ledger.disable_host("box", "its workers keep dying", "reaper", auto=True)
-    flags = [record(ledger, "w1").disabled, ledger.hosts()[0].disabled]
-    assert [(flag.by, flag.auto) for flag in flags if flag is not None] == [("ops", False)] * 2
+    flag = record(ledger, "w1").disabled
+    assert flag is not None
+    assert (flag.by, flag.auto) == ("ops", False)

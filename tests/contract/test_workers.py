@@ -13,7 +13,7 @@ from unstuck import host
 from unstuck.config import Recovery, Settings
 from unstuck.domain.liveness import Detector, Process, Session
 from unstuck.domain.states import JobState, Transport, WorkerState
-from unstuck.domain.worker_health import DISABLE_AT, Health, should_disable_host
+from unstuck.domain.worker_health import DISABLE_AT, Health
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import TaskRecord
 from unstuck.ledger.contract.recovery import GuardNone, WorkerWatch
@@ -431,15 +431,9 @@ def test_it_is_dead_when_its_own_lease_is_over_and_not_before(ledger: Ledger, me
     assert record.state == "pending"
 
 
-def test_its_deaths_and_its_word_on_its_health_weigh_on_no_host(ledger: Ledger) -> None:
-    sick = Health(weight=10 * DISABLE_AT, deaths=50, jobs=50)
-    for n in range(8):
-        ledger.register(foreign(f"f{n}", f"n{n}", metadata={"health": {"weight": sick.weight, "jobs": 50}}))
-        ledger.declare_dead(f"f{n}", verdict(), GuardNone())
-    ledger.register(birth("w1", host="elsewhere"))
-    fleet = ledger.standings(LONG_S)
-    assert {standing.health.weight for standing in fleet} == {0.0}
-    assert should_disable_host(host.hostname(), fleet) is None
+def test_what_it_says_of_its_health_does_not_count(ledger: Ledger) -> None:
+    ledger.register(foreign("f1", metadata={"health": {"weight": 10 * DISABLE_AT, "jobs": 50}}))
+    assert [standing.health for standing in ledger.standings()] == [Health()]
 
 
 def test_whoever_speaks_for_many_hears_every_word(ledger: Ledger, open_again: OpenLedger) -> None:

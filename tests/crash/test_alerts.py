@@ -56,7 +56,6 @@ def environment(url: str, receiver: Receiver) -> dict[str, str]:
         "UNSTUCK_URL": url,
         "UNSTUCK_ALERTS_TARGETS": receiver.url,
         "UNSTUCK_ALERTS_WEBHOOK_SECRET": SECRET,
-        "UNSTUCK_ALERTS_ALLOW_PRIVATE": "true",
         "UNSTUCK_ALERTS_BATCH_WINDOW": "100ms",
         "UNSTUCK_ALERTS_MIN_INTERVAL": "0s",
         "UNSTUCK_ALERTS_SEND_TIMEOUT": "2s",

@@ -6,7 +6,7 @@ import msgspec
 
 from unstuck import config
 from unstuck.client.doctor.examine import examine
-from unstuck.client.doctor.facts import Facts, Host, Thresholds, gather
+from unstuck.client.doctor.facts import Facts, Thresholds, gather
 from unstuck.client.doctor.findings import Finding
 from unstuck.domain.conditions import Severity
 from unstuck.domain.states import WorkerState
@@ -15,13 +15,11 @@ from unstuck.ledger.contract.diagnosis import Diagnosis, QueueBacklog, TableLook
 from unstuck.ledger.contract.workers import WorkerRecord
 
 CALM: dict[str, Any] = {"heartbeat_interval_s": 5.0, "suspect_after_s": 30.0, "running_stale_after_s": 30.0}
-HOST_S_OWN = frozenset({"oom-group"})
-"""What the machine under test brings along, and no test can mend."""
 
 
 def codes(ledger: Ledger, settings: config.Settings, limits: Thresholds | None = None) -> set[str]:
     """Give the codes of all that the doctor finds, information too."""
-    return {finding.code.value for finding in examine(gather(ledger, settings, limits), limits)} - HOST_S_OWN
+    return {finding.code.value for finding in examine(gather(ledger, settings, limits), limits)}
 
 
 NOW_AT = 1_000_000.0
@@ -75,7 +73,7 @@ def facts(*workers: WorkerRecord, settings: dict[str, Any] | None = None, **chan
     """A healthy system with these workers (one, where none is given); `changes` are of the diagnosis."""
     return Facts(
         config.build({"url": "postgresql://db/x", **(settings or {})}),
-        Host(HERE),
+        HERE,
         diagnosis=diagnosis(**changes),
         workers=workers or (worker(),),
     )

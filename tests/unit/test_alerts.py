@@ -295,9 +295,7 @@ def test_settings_name_what_is_wrong_without_repeating_a_secret(monkeypatch: pyt
         assert "S3CRET" not in str(error.value)
     monkeypatch.setenv("UNSTUCK_ALERTS_TARGETS", "json://h/a,b tgram://x/y")
     monkeypatch.setenv("UNSTUCK_ALERTS_KINDS", "worker_died,no_reaper")
-    monkeypatch.setenv("UNSTUCK_ALERTS_ALLOW_PRIVATE", "true")
     rules = load().alerts
     assert rules.targets == ("json://h/a,b", "tgram://x/y")
     assert rules.kinds == ("worker_died", "no_reaper")
-    assert rules.allow_private
     assert events_of(rules.told_kinds) == {"worker_dead", "no_reaper", "no_reaper_still", "no_reaper_over"}

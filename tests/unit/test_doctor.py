@@ -13,7 +13,7 @@ from tests.support import run_guard
 from tests.support.doctor import HERE, NOW_AT, diagnosis, facts, found, ready, told, with_, worker
 
 from unstuck.client.doctor.examine import examine
-from unstuck.client.doctor.facts import Facts, Host, IdleLook, LedgerTrouble
+from unstuck.client.doctor.facts import Facts, IdleLook, LedgerTrouble
 from unstuck.client.doctor.findings import MAX_ALIKE
 from unstuck.domain.conditions import Code, Severity
 from unstuck.domain.liveness import Detector
@@ -66,7 +66,7 @@ def test_every_code_is_on_the_page_and_the_page_knows_no_other() -> None:
     ],
 )
 def test_a_ledger_that_cannot_be_looked_at_is_the_finding(kind: Any, code: str) -> None:
-    lost = Facts(facts().settings, Host(HERE), trouble=LedgerTrouble(kind, "The server is gone."))
+    lost = Facts(facts().settings, HERE, trouble=LedgerTrouble(kind, "The server is gone."))
     [finding] = found(lost).values()
     assert (finding.code, finding.severity, finding.why) == (code, Severity.PROBLEM, "The server is gone.")
 
@@ -324,11 +324,10 @@ class TestBell:
 
 class TestHousekeeping:
     def test_retention_that_does_not_keep_up(self) -> None:
-        finding = found(facts(overkept=(RetentionLag("jobs", 1_200_000, 3 * 3600.0),)))["retention-behind"]
-        assert "1,200,000 finished jobs" in finding.what
-        assert "3h" in finding.why
+        finding = found(facts(overkept=(RetentionLag("jobs", 3 * 3600.0),)))["retention-behind"]
+        assert finding.what == "Retention is behind: the oldest finished job should have been removed 3h ago"
         assert finding.severity is Severity.WARNING
-        assert found(facts(overkept=(RetentionLag("keys", 5_000, 60.0),))) == {}, "it looks once a minute"
+        assert found(facts(overkept=(RetentionLag("keys", 60.0),))) == {}, "it looks once a minute"
 
     def test_dead_rows_that_vacuum_does_not_reach(self) -> None:
         swamped = TableLook("jobs", 100_000, 90_000, 2**27, 3600.0, True)
@@ -373,15 +372,6 @@ class TestHousekeeping:
 
 
 class TestTiming:
-    def test_a_timeout_that_one_slow_moment_breaks(self) -> None:
-        slow = facts(worker(heartbeat_interval_s=1.0, suspect_after_s=3.0), round_trip_s=0.5)
-        assert "timeout-too-tight" in found(slow)
-        assert found(facts(worker(heartbeat_interval_s=1.0, suspect_after_s=3.0))) == {}
-
-    def test_a_beat_that_was_seen_to_be_late_counts_too(self) -> None:
-        late = worker(heartbeat_interval_s=1.0, suspect_after_s=3.0, silent_s=1.9)
-        assert "timeout-too-tight" in found(facts(late))
-
     def test_an_interval_of_more_than_a_third_of_the_timeout(self) -> None:
         finding = found(facts(worker(heartbeat_interval_s=15.0)))["timeout-too-tight"]
         assert finding.severity is Severity.WARNING
@@ -440,16 +430,14 @@ class TestTiming:
 
 
 class TestHost:
-    def test_containment_is_told_by_workers_or_found_here(self) -> None:
-        bare = with_(facts(worker(metadata={})), host=Host(HERE, "subreaper: as far as it can be found (no cgroup)"))
-        [finding] = examine(bare)
+    def test_containment_is_told_by_workers(self) -> None:
+        [finding] = examine(facts(worker(metadata={"containment": "subreaper: as far as it can be found (no cgroup)"})))
         assert (finding.code, finding.severity) == (Code.CONTAINMENT, Severity.INFO)
         assert finding.what == f"Containment on {HERE}: subreaper"
         assert "Delegate=yes" in finding.cure
 
     def test_a_kernel_that_kills_the_whole_group(self) -> None:
         assert "oom-group" in found(facts(worker(metadata={"oom_group": True})))
-        assert "oom-group" in found(with_(facts(worker(metadata={})), host=Host(HERE, "", True)))
         assert found(facts(worker(metadata={"oom_group": False}))) == {}
 
 
@@ -464,10 +452,10 @@ def test_the_worst_comes_first() -> None:
 
 
 def test_a_diagnosis_is_enough_for_a_ledger_without_workers() -> None:
-    assert found(Facts(facts().settings, Host(HERE), diagnosis=diagnosis(unswept_s=None))) == {}
+    assert found(Facts(facts().settings, HERE, diagnosis=diagnosis(unswept_s=None))) == {}
 
 
-def test_the_doctor_reads_whom_the_kernel_kills() -> None:
+def test_a_worker_reads_whom_the_kernel_kills() -> None:
     """In a cgroup of our own, where this machine lets us make one below the one we are in.
 
     The switch exists only where cgroup v2 has the memory controller. Elsewhere "not known" is the right answer, and the

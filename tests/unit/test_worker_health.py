@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unstuck.domain import worker_health
-from unstuck.domain.liveness import Detector
 from unstuck.domain.retry import EXCUSED_MAX_S
 from unstuck.domain.states import WorkerState
 from unstuck.domain.worker_health import (
@@ -23,11 +22,9 @@ from unstuck.domain.worker_health import (
     blame,
     delay_s,
     faded,
-    host_health,
     read_health,
     score,
     should_disable,
-    should_disable_host,
     should_enable,
     usable_slots,
 )
@@ -52,11 +49,6 @@ def worker(name: str, sick: Health | float = 0.0, **changes: Any) -> Standing:
         "well": True,
     }
     return Standing(**{**facts, **changes})
-
-
-def dead(name: str, gone_s: float, host: str = "bad", **changes: Any) -> Standing:
-    facts = {"state": WorkerState.DEAD, "gone_s": gone_s, "detector": Detector.PEER, "well": False, **changes}
-    return worker(name, host=host, **facts)
 
 
 # Weights and claims -------------------------------------------------------------------------------
@@ -121,7 +113,7 @@ def test_a_worker_whose_runners_keep_dying_is_switched_off_where_another_is_well
         worker("b", tasks=("another",)),
         worker("b", state=WorkerState.DRAINING),
         worker("b", state=WorkerState.SUSPECT),
-        worker("b", state=WorkerState.DEAD, gone_s=1.0),
+        worker("b", state=WorkerState.DEAD),
         worker("b", leaving=True),
         worker("b", well=False),
         worker("b", disabled=Disabled("x", "ops", 0.0)),
@@ -173,34 +165,6 @@ def test_a_silent_suspect_does_not_keep_the_only_one_that_is_left_switched_off()
     off = worker("a", SICK, disabled=Disabled("sick", "reaper", 0.0, auto=True))
     silent = worker("b", state=WorkerState.SUSPECT, well=False)
     assert should_enable(off, [off, silent]) == "nobody else is left to serve queue 'default'"
-
-
-# Hosts --------------------------------------------------------------------------------------------
-
-
-def test_a_host_whose_workers_keep_dying_is_switched_off() -> None:
-    here = [dead(f"w{n}", 20.0 * n) for n in range(7)]
-    well = worker("well", host="good")
-    reason = should_disable_host("bad", [*here, worker("new", host="bad"), well])
-    assert reason is not None
-    assert "7 times" in reason
-    assert should_disable_host("bad", [*here, worker("new", host="bad")]) is None
-    assert should_disable_host("good", [*here, well]) is None
-
-
-def test_workers_that_die_together_are_one_death_of_their_host() -> None:
-    assert host_health([dead(f"w{n}", 10.0 + n * 0.3) for n in range(12)]).deaths == 1
-
-
-@pytest.mark.parametrize(
-    "changes", [{"detector": Detector.OPERATOR}, {"leaving": True}, {"state": WorkerState.STOPPED}]
-)
-def test_a_worker_that_was_told_to_go_is_not_held_against_its_host(changes: dict[str, Any]) -> None:
-    assert host_health([dead("w", 1.0, **changes)]).weight == 0.0
-
-
-def test_old_deaths_of_a_host_are_forgotten() -> None:
-    assert host_health([dead(f"w{n}", 20_000.0 + 20 * n) for n in range(50)]).deaths == 0
 
 
 # A worker's own record ----------------------------------------------------------------------------

@@ -60,19 +60,12 @@ class Recovery:
     auto_disable_unhealthy: bool = True
     evidence: tuple[str, ...] | str = EVIDENCE
     retention: Retention | Duration = field(default_factory=Retention)
-    starvation_after: Duration | None = "10m"
-    """A job that waited for so long behind more urgent ones goes to the front of its queue; None: never."""
 
     def __post_init__(self) -> None:
         for name in ("heartbeat_interval", "heartbeat_timeout", "runner_heartbeat_interval", "check_interval"):
             if seconds(getattr(self, name), name) <= 0:
                 raise ConfigError(f"Recovery {name} must be above zero.")
         seconds(self.session_grace, "session_grace")
-        # In a file or variable, which have no None: "none".
-        if self.starvation_after in ("none", "off"):
-            object.__setattr__(self, "starvation_after", None)
-        if self.starvation_after is not None and seconds(self.starvation_after, "starvation_after") < 1:
-            raise ConfigError("Recovery starvation_after must be at least one second, or None.")
         check_heartbeat("Recovery", self.heartbeat_interval_s, self.heartbeat_timeout_s)
         check_heartbeat("Recovery (claimed_stale_after)", self.heartbeat_interval_s, self.claimed_stale_after_s)
         check_heartbeat("Recovery (running_stale_after)", self.heartbeat_interval_s, self.running_stale_after_s)
@@ -126,10 +119,6 @@ class Recovery:
         return seconds(self.session_grace, "session_grace")
 
     @property
-    def starvation_after_s(self) -> float | None:
-        return None if self.starvation_after is None else seconds(self.starvation_after, "starvation_after")
-
-    @property
     def kept(self) -> Retention:
         assert isinstance(self.retention, Retention)
         return self.retention
@@ -146,7 +135,6 @@ class Recovery:
             evidence=self.evidence,
             session_grace_s=self.session_grace_s,
             check_interval_s=self.check_interval_s,
-            starvation_after_s=self.starvation_after_s,
             kept=Kept(kept.jobs_s, kept.events_s, kept.workers_s, kept.audit_s),
         )
 
@@ -357,8 +345,6 @@ class Alerts:
     """Of what to tell; commas in a variable."""
     webhook_secret: str = field(default="", repr=False)
     """Signs what webhooks get, unless their URL brings a secret of its own."""
-    allow_private: bool = False
-    """Let webhooks lead to addresses of this machine and of private networks."""
     batch_window: Duration = "2s"
     """So long the first alert waits for company."""
     min_interval: Duration = "30s"
@@ -389,8 +375,6 @@ class Alerts:
             raise ConfigError(f"alerts failure_rate must be above 0 and at most 1, not {self.failure_rate}.")
         if self.heartbeat_late is not None:
             seconds(self.heartbeat_late, "alerts heartbeat_late")
-        if not isinstance(self.allow_private, bool):
-            raise ConfigError(f"alerts allow_private must be true or false, not {self.allow_private!r}.")
         if not isinstance(self.webhook_secret, str):
             raise ConfigError("alerts webhook_secret must be a text.")
 

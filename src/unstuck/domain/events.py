@@ -28,8 +28,6 @@ class EventKind(StrEnum):
     SIGNALLED = "signalled"
     EXPIRED = "expired"
     """A job was not begun in time, and was cancelled."""
-    LIFTED = "lifted"
-    """A job waited too long behind more urgent ones, and went to the front of its queue."""
     LINE_LIMITED = "line_limited"
     LINE_REPAIRED = "line_repaired"
     """Somebody waited in a line at a free place, which should not be."""

@@ -34,7 +34,6 @@ class RecoveryRules(msgspec.Struct, frozen=True):
     evidence: tuple[str, ...] = EVIDENCE
     session_grace_s: float = 2.0
     check_interval_s: float = 1.0
-    starvation_after_s: float | None = 600.0
     kept: Kept = Kept()
 
 
@@ -69,19 +68,17 @@ def read_all(stored: Iterable[str | None]) -> list[RecoveryRules]:
 
 
 def rules_of_ledger(stored: Collection[RecoveryRules], own: RecoveryRules) -> RecoveryRules:
-    """Return the rules for what belongs to no single worker: retention, the order in queues, whether to look at health.
+    """Return the rules for what belongs to no single worker: retention, whether to look at health.
 
     If workers stored different ones, the most careful hold: nothing is removed that one of them keeps. `own` counts
     only if no worker stored any."""
     if not stored:
         return own
     allowed = any(one.auto_disable_unhealthy for one in stored)
-    starving = [one.starvation_after_s for one in stored]
     return msgspec.structs.replace(
         own,
         auto_disable_unhealthy=allowed,
         check_interval_s=max(own.check_interval_s, *(one.check_interval_s for one in stored)),
-        starvation_after_s=None if None in starving else max(value for value in starving if value is not None),
         kept=Kept(
             jobs_s=max(one.kept.jobs_s for one in stored),
             events_s=max(one.kept.events_s for one in stored),

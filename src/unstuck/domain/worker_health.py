@@ -1,4 +1,4 @@
-"""Decide how far a worker or a host is to be trusted, from the deaths that happened in its hands.
+"""Decide how far a worker is to be trusted, from the deaths that happened in its hands.
 
 A weight grows with each death and fades with time and with work done well. The present weight says how late and how
 much a worker claims. Whether one is switched off is decided by comparison: where everybody's runners die it is the
@@ -11,10 +11,9 @@ from typing import Any
 
 import msgspec
 
-from unstuck.domain.liveness import Detector
 from unstuck.domain.recovery_rules import RecoveryRules
 from unstuck.domain.retry import EXCUSED_MAX_S
-from unstuck.domain.states import Transport, WorkerState
+from unstuck.domain.states import WorkerState
 
 HALF_LIFE_S = 600.0
 HEALED_BY_A_JOB = 0.98
@@ -24,8 +23,6 @@ REPEATED_DEATH = 0.1
 """A job that died before is most likely killed by itself, wherever it runs."""
 SAME_MOMENT_S = 0.25
 """Deaths so close together have one cause, and count as one: a shared loop, a fork server, a full memory."""
-SAME_MOMENT_OF_HOST_S = 5.0
-"""The same for the workers of one host: each is found by its own lease."""
 FORGOTTEN_BELOW = 0.05
 BAD_LUCK = 1.5
 """Up to this weight nothing changes."""
@@ -44,7 +41,7 @@ DISABLE_IN_A_ROW_DEATHS = 2
 """A worker under which this many different jobs died in a row is switched off after this many moments of death."""
 DISABLE_AT = 5.0
 DISABLE_FROM_JOBS = 5
-"""So many different jobs must have died there, or so many workers of a host."""
+"""Number of different jobs that must have died there."""
 CLEARLY_HEALTHIER = 0.5
 """Who stands in must have at most this share of the weight: else it is the jobs, and not the worker."""
 LONGEST_DELAY_S = 1.0
@@ -55,7 +52,7 @@ MAX_GUILTY_KEPT = 1000
 
 
 class Disabled(msgspec.Struct, frozen=True):
-    """Who switched a worker or a host off, when and why."""
+    """By whom a worker or a host was disabled, when and why."""
 
     reason: str
     by: str
@@ -90,7 +87,7 @@ def read_health(said: Any) -> Health:
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """A worker as the judgement of health sees it."""
+    """A living worker as the judgement of health sees it."""
 
     id: str
     name: str
@@ -105,11 +102,6 @@ class Standing(msgspec.Struct, frozen=True):
     """An operator asked it to drain or to stop."""
     well: bool
     """It beat within its timeout."""
-    gone_s: float | None = None
-    """Since it died or stopped; None for the living."""
-    detector: Detector | None = None
-    """Who saw it die."""
-    transport: Transport = Transport.PYTHON
     rules: RecoveryRules | None = None
     """The recovery settings that it stored."""
 
@@ -186,54 +178,9 @@ def should_disable(worker: Standing, fleet: Iterable[Standing]) -> str | None:
     )
 
 
-class HostHealth(msgspec.Struct, frozen=True):
-    weight: float
-    deaths: int
-
-
-def host_health(workers: Sequence[Standing]) -> HostHealth:
-    """Weigh a host by the deaths of its workers, and the mean weight of those that live."""
-    gone = sorted(worker.gone_s for worker in workers if worker.gone_s is not None and _crashed(worker))
-    weight, deaths, moment_s = 0.0, 0, -math.inf
-    for gone_s in gone:
-        if gone_s <= RECENT_S and gone_s - moment_s > SAME_MOMENT_OF_HOST_S:
-            weight += faded(FIRST_DEATH, gone_s)
-            deaths += 1
-            moment_s = gone_s
-    living = [worker.health.weight for worker in workers if worker.gone_s is None]
-    return HostHealth(weight + (sum(living) / len(living) if living else 0.0), deaths)
-
-
-def should_disable_host(host: str, fleet: Sequence[Standing]) -> str | None:
-    """Give the reason to switch a host off: its workers keep dying, and other, healthier hosts serve what it serves.
-
-    Whoever comes over a network may name any host as its own: its deaths weigh on none."""
-    here = [worker for worker in fleet if worker.host == host and worker.transport is Transport.PYTHON]
-    living = [worker for worker in here if worker.gone_s is None]
-    health = host_health(here)
-    if health.weight < DISABLE_AT or health.deaths < DISABLE_FROM_JOBS:
-        return None
-    if any(worker.disabled is not None and worker.disabled.of_host for worker in living):
-        return None
-    if not all(worker.may_be_disabled for worker in here):
-        return None
-    bound = CLEARLY_HEALTHIER * health.weight
-    elsewhere = {worker.host for worker in fleet} - {host}
-    local = [worker for worker in fleet if worker.transport is Transport.PYTHON]
-    sound = {name for name in elsewhere if host_health([w for w in local if w.host == name]).weight <= bound}
-    others = [worker for worker in fleet if worker.host in sound]
-    # The dead speak too: between two deaths there may be nobody alive whose queues could be asked for.
-    lately = [worker for worker in here if worker.gone_s is None or worker.gone_s <= RECENT_S]
-    if not all(_all_served(worker, others) for worker in lately):
-        return None
-    return (
-        f"its workers keep dying: {health.deaths} times lately, while other hosts that serve the same queues are well"
-    )
-
-
 def should_enable(worker: Standing, fleet: Iterable[Standing]) -> str | None:
     """Give the reason to take back what the reaper switched off: nobody else is left for one of its queues."""
-    if worker.disabled is None or not worker.disabled.auto or worker.gone_s is not None or worker.leaving:
+    if worker.disabled is None or not worker.disabled.auto or worker.leaving:
         return None
     # A suspect that beat within its timeout may be back in a moment: it counts as somebody here, and as nobody where
     # one is to be switched off. A silent one may stay suspect for hours, for a job that asked for so much patience.
@@ -256,8 +203,3 @@ def _stands_in(other: Standing, worker: Standing, queue: str) -> bool:
 def _may_serve(worker: Standing) -> bool:
     there = worker.state is WorkerState.ACTIVE or (worker.state is WorkerState.SUSPECT and worker.well)
     return there and worker.disabled is None and not worker.leaving
-
-
-def _crashed(worker: Standing) -> bool:
-    """Say whether it died of itself: not by an operator's word, and not on its way out."""
-    return worker.state is WorkerState.DEAD and worker.detector is not Detector.OPERATOR and not worker.leaving

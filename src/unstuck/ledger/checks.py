@@ -9,8 +9,6 @@ from unstuck.ledger.contract.workers import Exchange, ReplyAddress
 from unstuck.ledger.contract.workflows import NewWorkflow
 
 MAX_PRIORITY = 1000
-FRONT_RANK = -MAX_PRIORITY - 1
-"""Before every priority that can be asked for: where the guard against starvation puts those who waited too long."""
 EARLIEST_S = -62_135_596_800.0
 """The first day that a calendar can name, in seconds since 1970."""
 LATEST_S = 253_370_764_800.0

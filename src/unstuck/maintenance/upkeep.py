@@ -13,8 +13,6 @@ ORDER_EVERY_S = 5.0
 ORDER_TICKET = "order"
 CHECKED_KEYS = 500
 SET_BACK_AT_ONCE = 10_000
-LIFTED_AT_ONCE = 10
-"""So many who starved stand at the front of a queue at a time: urgent work waits for a handful, not a crowd."""
 
 log = logger("unstuck.maintenance")
 
@@ -43,13 +41,13 @@ def expire(ledger: Ledger, done: SweepResult) -> None:
 
 
 class ConcurrencyUpkeep:
-    """Order in queues, every few seconds for the whole ledger: the clock, concurrency keys, jobs that starve."""
+    """Order in queues, every few seconds for the whole ledger: the clock and concurrency keys."""
 
     def __init__(self) -> None:
         self._next_s = 0.0
         self._after = ""
 
-    def run(self, ledger: Ledger, starvation_after_s: float | None, done: SweepResult) -> None:
+    def run(self, ledger: Ledger, done: SweepResult) -> None:
         now_s = host.boottime_s()
         if now_s < self._next_s:
             return
@@ -61,9 +59,6 @@ class ConcurrencyUpkeep:
         tended = ledger.check_keys(self._after, CHECKED_KEYS)
         self._after = tended.next_after or ""
         done.repaired += tended.repaired
-        if starvation_after_s is not None:
-            lifted = ledger.lift_starving(starvation_after_s, LIFTED_AT_ONCE)
-            done.lifted += sum(lifted.values())
 
 
 def repair_workflows(ledger: Ledger, done: SweepResult) -> None:

@@ -1,9 +1,9 @@
-"""Switch off workers and hosts that keep crashing, loudly and never the last; take it back where nobody is left."""
+"""Disable workers that keep crashing, but never the last of a queue; enable them again if no other is left."""
 
 from collections.abc import Sequence
 
 from unstuck import host, logs
-from unstuck.domain.worker_health import RECENT_S, Standing, should_disable, should_disable_host, should_enable
+from unstuck.domain.worker_health import Standing, should_disable, should_enable
 from unstuck.ledger.contract import Ledger
 from unstuck.recovery.result import SweepResult
 
@@ -30,10 +30,8 @@ class HealthWatch:
 
     def judge(self, ledger: Ledger, done: SweepResult) -> None:
         """Do at most one thing: what it changes must be seen before the next one is judged."""
-        fleet = ledger.standings(RECENT_S)
-        if not self._bring_back(ledger, fleet) and (
-            self._disable_host(ledger, fleet) or self._disable_worker(ledger, fleet)
-        ):
+        fleet = ledger.standings()
+        if not self._bring_back(ledger, fleet) and self._disable_worker(ledger, fleet):
             done.disabled += 1
 
     def _disable_worker(self, ledger: Ledger, fleet: Sequence[Standing]) -> bool:
@@ -52,33 +50,11 @@ class HealthWatch:
                 return True
         return False
 
-    def _disable_host(self, ledger: Ledger, fleet: Sequence[Standing]) -> bool:
-        off = {record.name for record in ledger.hosts() if record.disabled is not None}
-        for name in sorted({worker.host for worker in fleet} - off):
-            reason = should_disable_host(name, fleet)
-            if reason is not None and ledger.disable_host(name, reason, self._by, auto=True):
-                ledger.notify(_living_of(fleet, name))
-                log.error(f"Host disabled: {reason}. Mend it, then `unstuck workers enable --host {name}`.", host=name)
-                return True
-        return False
-
     def _bring_back(self, ledger: Ledger, fleet: Sequence[Standing]) -> bool:
         for worker in sorted(fleet, key=lambda one: one.health.weight):
             reason = should_enable(worker, fleet)
-            if reason is None or worker.disabled is None:
-                continue
-            if worker.disabled.of_host:
-                back = ledger.enable_host(worker.host, self._by, reason)
-                words = _living_of(fleet, worker.host)
-            else:
-                back = ledger.enable(worker.id, self._by, reason)
-                words = {f"worker:{worker.id}"}
-            if back:
-                ledger.notify(words)
+            if reason is not None and ledger.enable(worker.id, self._by, reason):
+                ledger.notify({f"worker:{worker.id}"})
                 log.warning(f"Enabled again: {reason}", worker=worker.id, worker_name=worker.name, host=worker.host)
                 return True
         return False
-
-
-def _living_of(fleet: Sequence[Standing], name: str) -> set[str]:
-    return {f"worker:{worker.id}" for worker in fleet if worker.host == name and worker.gone_s is None}

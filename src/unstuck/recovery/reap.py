@@ -111,7 +111,7 @@ class Reaper:
             with self._unless_busy("expired jobs", done):
                 upkeep.expire(self.ledger, done)
             with self._unless_busy("order in queues", done):
-                self._order.run(self.ledger, self._rules_of_ledger().starvation_after_s, done)
+                self._order.run(self.ledger, done)
             with self._unless_busy("workflows", done):
                 upkeep.repair_workflows(self.ledger, done)
             with self._unless_busy("retention", done):

@@ -23,12 +23,10 @@ class SweepResult:
     left: int = 0
     """Stale jobs that wait for an operator, because recovery is switched off."""
     disabled: int = 0
-    """Workers and hosts switched off because they keep crashing."""
+    """Workers disabled because they keep crashing."""
     promoted: int = 0
     expired: int = 0
     """Jobs cancelled because they were not begun in time."""
-    lifted: int = 0
-    """Jobs brought to the front of their queue because they waited too long behind more urgent ones."""
     repaired: int = 0
     """Workflows that could not have gone on, and lines with a free place to which nobody had been let in."""
     pruned: int = 0
@@ -64,7 +62,6 @@ class SweepResult:
             "disabled": self.disabled,
             "promoted": self.promoted,
             "expired": self.expired,
-            "lifted": self.lifted,
             "repaired": self.repaired,
             "pruned": self.pruned,
             "deferred": self.deferred,

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from tests.support.backdoor import PostgresBackdoor
 from tests.support.builders import birth
-from tests.support.doctor import CALM, HOST_S_OWN, codes
+from tests.support.doctor import CALM, codes
 from tests.support.fleet import wait_for
 from tests.support.network_proxy import Proxy
 
@@ -55,7 +55,7 @@ def test_this_hosts_clock_is_wrong(pg: Ledger, settings: config.Settings, monkey
         finding = next(one for one in examine(gather(pg, settings)) if one.code == "clock-differs")
         assert finding.facts["off_s"] == pytest.approx(off_s, abs=5)
     monkeypatch.undo()
-    assert codes(pg, settings) == {"containment"}
+    assert codes(pg, settings) == set()
 
 
 def test_the_clock_of_a_workers_host_is_wrong(pg: Ledger, settings: config.Settings) -> None:
@@ -74,7 +74,7 @@ def test_wake_ups_are_off_or_rung_elsewhere(pg: Ledger, pg_url: str, pg_server: 
         lost = diagnose(config.build({"url": pg_url, "listen_url": other}))
         assert "notify-silent" in {finding.code for finding in lost}
         same = diagnose(config.build({"url": pg_url, "listen_url": pg_url}))
-        assert {finding.code for finding in same} <= {"containment", *HOST_S_OWN}
+        assert same == []
     finally:
         pg_server.drop_database(other)
 
@@ -84,7 +84,7 @@ def test_a_pooler_stands_between(pg: Ledger, pg_url: str) -> None:
         blind = {finding.code for finding in diagnose(config.build({"url": pooler.url}))}
         assert blind >= {"pooler", "pooler-without-listen-url"}
         seeing = {finding.code for finding in diagnose(config.build({"url": pooler.url, "listen_url": pg_url}))}
-        assert seeing - HOST_S_OWN == {"pooler", "containment"}
+        assert seeing == {"pooler"}
         circle = {finding.code for finding in diagnose(config.build({"url": pg_url, "listen_url": pooler.url}))}
         assert "notify-silent" in circle
 
@@ -106,7 +106,7 @@ def test_dead_rows_and_an_autovacuum_that_is_off(pg: Ledger, settings: config.Se
     assert "dead-rows" not in codes(pg, settings)
     meddler.rows("vacuum jobs")
     meddler.rows("alter table jobs reset (autovacuum_enabled)")
-    wait_for(lambda: codes(pg, settings, limits) == {"containment"}, "the doctor to be content")
+    wait_for(lambda: codes(pg, settings, limits) == set(), "the doctor to be content")
 
 
 def test_an_old_snapshot(pg: Ledger, settings: config.Settings, pg_url: str) -> None:
@@ -138,7 +138,7 @@ def test_a_prepared_transaction_that_nobody_ends(pg: Ledger, settings: config.Se
         assert "old-snapshot" not in codes(pg, settings)
     finally:
         PostgresBackdoor(pg_url).rows("rollback prepared 'a transfer'")
-    assert codes(pg, settings, limits) == {"containment"}
+    assert codes(pg, settings, limits) == set()
 
 
 def test_a_replication_slot_that_nobody_reads(pg: Ledger, settings: config.Settings, pg_url: str) -> None:
@@ -146,7 +146,7 @@ def test_a_replication_slot_that_nobody_reads(pg: Ledger, settings: config.Setti
     with standby(meddler, "a_standby"):
         # Its reader is there and up to date: nothing is wrong.
         wait_for(lambda: slots(meddler) == [("a_standby", True)], "the slot to keep what its reader needs")
-        assert codes(pg, settings) == {"containment"}
+        assert codes(pg, settings) == set()
     try:
         wait_for(lambda: slots(meddler) == [("a_standby", False)], "its reader to be gone")
         [finding] = [one for one in examine(gather(pg, settings)) if one.code == "old-snapshot"]
@@ -155,7 +155,7 @@ def test_a_replication_slot_that_nobody_reads(pg: Ledger, settings: config.Setti
         assert "pg_drop_replication_slot('a_standby')" in finding.cure
     finally:
         meddler.rows("select pg_drop_replication_slot('a_standby')")
-    assert codes(pg, settings) == {"containment"}
+    assert codes(pg, settings) == set()
 
 
 def test_a_replication_slot_whose_reader_lags(pg: Ledger, settings: config.Settings, pg_url: str) -> None:
@@ -168,7 +168,7 @@ def test_a_replication_slot_whose_reader_lags(pg: Ledger, settings: config.Setti
         [finding] = [one for one in examine(gather(pg, settings, limits), limits) if one.code == "old-snapshot"]
         assert "lags behind" in finding.what
         assert finding.facts["behind_xacts"] > 10
-        assert codes(pg, settings) == {"containment"}
+        assert codes(pg, settings) == set()
     wait_for(lambda: slots(meddler) == [("a_slow_standby", False)], "its reader to be gone")
     meddler.rows("select pg_drop_replication_slot('a_slow_standby')")
 

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.support.builders import birth, put
-from tests.support.doctor import CALM, HOST_S_OWN
+from tests.support.doctor import CALM
 from tests.support.fleet import wait_for
 from tests.support.postgres import PgServer
 from tests.support.sqlite import ready_sqlite
@@ -36,7 +36,7 @@ def ask(url: str, limits: Thresholds = SOON, ledger: Ledger | None = None) -> di
     finally:
         if ledger is None:
             opened.close()
-    return {one.code.value: one for one in findings if one.code not in HOST_S_OWN}
+    return {one.code.value: one for one in findings}
 
 
 def wait_for_blocker(url: str, limits: Thresholds = SOON) -> Finding:
@@ -171,7 +171,7 @@ class TestSqlite:
         path = url.removeprefix("sqlite:///")
         with other_program(path, "pragma locking_mode = exclusive"):
             found = ask(url)
-            assert set(found) == {"blocking-transaction", "containment"}
+            assert set(found) == {"blocking-transaction"}
 
 
 def _problem(found: dict[str, Finding], waiter: str = "") -> Finding | None:

@@ -386,7 +386,6 @@ SWEEPS: dict[str, Callable[[PostgresLedger], object]] = {
     "promote": lambda ledger: ledger.promote_due(10),
     "expire": lambda ledger: ledger.expire_due(10),
     "tend": lambda ledger: ledger.check_keys("", 10),
-    "lift": lambda ledger: ledger.lift_starving(0.0, 5),
     "repair": lambda ledger: ledger.repair_workflows(10),
     "sweep kept": lambda ledger: ledger.sweep_kept(10),
     "sweep old": lambda ledger: ledger.sweep_old(0, 0, 1e9, 10),

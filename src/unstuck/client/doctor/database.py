@@ -179,12 +179,11 @@ def _behind(overkept: RetentionLag) -> Finding:
     what = {"jobs": "finished job", "events": "event", "keys": "expired unique key"}[overkept.kind]
     return warning(
         Code.RETENTION_BEHIND,
-        f"Retention is behind: about {count(overkept.count, what)} should have been removed",
-        f"The oldest is {brief(overkept.past_s)} past its time. No reaper runs, its batches fail or have to wait, or "
-        "more comes in than it can remove. The tables grow meanwhile.",
+        f"Retention is behind: the oldest {what} should have been removed {brief(overkept.past_s)} ago",
+        "No reaper runs, its batches fail or have to wait, or more comes in than it can remove. The tables grow "
+        "meanwhile.",
         "See that workers run with their reaper, or start `unstuck reaper`. `unstuck prune` removes finished jobs now.",
         kind=overkept.kind,
-        count=overkept.count,
         past_s=overkept.past_s,
     )
 

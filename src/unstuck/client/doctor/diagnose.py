@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
+from unstuck import host
 from unstuck.client.doctor.examine import examine
-from unstuck.client.doctor.facts import Facts, Thresholds, gather, look_at_host, trouble_of
+from unstuck.client.doctor.facts import Facts, Thresholds, gather, trouble_of
 from unstuck.client.doctor.findings import Finding
 from unstuck.client.operator import Operator
 from unstuck.config import Settings
@@ -22,7 +23,7 @@ def diagnose_open(ledger: Ledger, settings: Settings) -> list[Finding]:
     try:
         return examine(gather(ledger, settings, None))
     except LedgerError as error:
-        return examine(Facts(settings, look_at_host(()), trouble=trouble_of(error)))
+        return examine(Facts(settings, host.hostname(), trouble=trouble_of(error)))
 
 
 def diagnose_job(settings: Settings, job_id: int) -> list[Finding]:
@@ -43,4 +44,4 @@ def _diagnose(settings: Settings, look: Callable[[Ledger], list[Finding]]) -> li
         finally:
             ledger.close()
     except LedgerError as error:
-        return examine(Facts(settings, look_at_host(()), trouble=trouble_of(error)))
+        return examine(Facts(settings, host.hostname(), trouble=trouble_of(error)))

@@ -60,7 +60,7 @@ def examine(facts: Facts, limits: Thresholds | None = None) -> list[Finding]:
         limits = limits or Thresholds()
         blocking = list(check_blocking(facts, None, limits)) if trouble.kind == "busy" else []
         # What is in the way says more than that something is.
-        return in_order([*(blocking or [in_trouble(trouble)]), *check_containment(facts, None, limits)])
+        return in_order(blocking or [in_trouble(trouble)])
     diagnosis = facts.diagnosis
     return in_order(finding for check in CHECKS for finding in check(facts, diagnosis, limits or Thresholds()))
 

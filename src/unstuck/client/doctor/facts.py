@@ -1,7 +1,5 @@
 """The facts that the doctor's checks look at, how they are gathered, and the thresholds of the checks."""
 
-import secrets
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any, Literal, TypeVar
@@ -24,7 +22,6 @@ from unstuck.ledger.contract.workflows import WorkflowRecord
 from unstuck.metrics.catalogue import MDP_DROPPED
 from unstuck.metrics.counters import decode_labels
 from unstuck.notify.failures import NO_FAILURES, Failures, look_at_failures
-from unstuck.runner import containment
 
 TroubleKind = Literal["unreachable", "busy", "standby", "none", "behind", "ahead", "forked"]
 
@@ -85,17 +82,10 @@ class IdleLook(msgspec.Struct, frozen=True):
     queues: tuple[str, ...]
 
 
-class Host(msgspec.Struct, frozen=True):
-    """The machine that the doctor stands on."""
-
-    name: str
-    containment: str = ""
-    oom_group: bool | None = None
-
-
 class Facts(msgspec.Struct, frozen=True):
     settings: Settings
-    host: Host
+    host: str
+    """The name of the machine that the doctor runs on."""
     trouble: LedgerTrouble | None = None
     diagnosis: Diagnosis | None = None
     workers: tuple[WorkerRecord, ...] = ()
@@ -179,12 +169,12 @@ def gather(
         dropped = read_dropped(ledger, limits.dropped_s)
     except LedgerBusy as error:
         blockers = blockers or _blockers(ledger, limits)
-        return Facts(settings, look_at_host(()), trouble=trouble_of(error), blockers=blockers)
+        return Facts(settings, host.hostname(), trouble=trouble_of(error), blockers=blockers)
     except LedgerError as error:
-        return Facts(settings, look_at_host(()), trouble=trouble_of(error))
+        return Facts(settings, host.hostname(), trouble=trouble_of(error))
     return Facts(
         settings,
-        look_at_host(workers),
+        host.hostname(),
         diagnosis=diagnosis,
         workers=workers,
         standstills=standstills,
@@ -228,21 +218,6 @@ def trouble_of(error: LedgerError) -> LedgerTrouble:
             return LedgerTrouble("standby", message)
         case _:
             return LedgerTrouble("unreachable", message)
-
-
-def look_at_host(workers: tuple[WorkerRecord, ...]) -> Host:
-    """Look at this machine's means of containment, unless a worker here has said already what it found."""
-    name = host.hostname()
-    if sys.platform != "linux" or any(
-        worker.host == name and worker.state in LIVE_STATES and note_of(worker, "containment", str)
-        for worker in workers
-    ):
-        return Host(name)
-    found = containment.detect(secrets.token_hex(8))
-    try:
-        return Host(name, found.describe(), containment.oom_group())
-    finally:
-        found.close()
 
 
 def _concerned(workers: tuple[WorkerRecord, ...], about: JobRecord | None) -> tuple[WorkerRecord, ...]:

@@ -6,7 +6,6 @@ from typing import Any
 
 from unstuck.client.doctor.facts import Facts, Thresholds, note_of, own, setting_of
 from unstuck.client.doctor.findings import Finding, named, warning
-from unstuck.client.reasons import is_healthy
 from unstuck.config import Recovery
 from unstuck.domain.conditions import Code
 from unstuck.domain.policy import decode_policy
@@ -116,17 +115,12 @@ def _risky(pair: Pair, whose: _Whose) -> Finding:
     )
 
 
-DELAYS_ALLOWED = 4.0
-BEATS_ALLOWED = 2.0
 MAX_VALUES = 5
 
 
-def check_timing(facts: Facts, diagnosis: Diagnosis, _limits: Thresholds) -> Iterator[Finding]:
+def check_timing(facts: Facts, _diagnosis: Diagnosis, _limits: Thresholds) -> Iterator[Finding]:
     recovery = facts.settings.recovery
     yield from check_intervals(facts)
-    tight = [worker for worker in facts.living if is_healthy(worker) and _is_tight(worker, diagnosis)]
-    if tight:
-        yield _too_tight(tight, diagnosis)
     shortest_s = min(recovery.claimed_stale_after_s, recovery.running_stale_after_s)
     for name, check_s, timeout_s in [
         ("the settings that this command reads", recovery.check_interval_s, shortest_s),
@@ -143,36 +137,6 @@ def check_timing(facts: Facts, diagnosis: Diagnosis, _limits: Thresholds) -> Ite
             )
             break
     yield from _check_same(facts)
-
-
-def delay_s(worker: WorkerRecord, diagnosis: Diagnosis) -> float:
-    """Give the longest that a beat of this worker is seen to need."""
-    return max(diagnosis.round_trip_s, worker.silent_s - worker.heartbeat_interval_s)
-
-
-def _is_tight(worker: WorkerRecord, diagnosis: Diagnosis) -> bool:
-    needed_s = BEATS_ALLOWED * worker.heartbeat_interval_s + DELAYS_ALLOWED * delay_s(worker, diagnosis)
-    # An interval that is too long for its timeout is a finding of its own.
-    return worker.suspect_after_s < needed_s and not any(pair.is_risky for pair in pairs_of(worker))
-
-
-def _too_tight(tight: list[WorkerRecord], diagnosis: Diagnosis) -> Finding:
-    worst = max(tight, key=lambda worker: delay_s(worker, diagnosis) / worker.suspect_after_s)
-    late_s = delay_s(worst, diagnosis)
-    return warning(
-        Code.TIMEOUT_TOO_TIGHT,
-        f"The heartbeat timeout of {named([worker.name for worker in tight])} is tight",
-        f"{worst.name} beats every {brief(worst.heartbeat_interval_s)}, a beat is seen to need "
-        f"{'less than 1ms' if late_s < 0.001 else brief(late_s)}, and it is suspect after "
-        f"{brief(worst.suspect_after_s)}: one slow moment of the host or the database, and a healthy worker loses its "
-        "jobs.",
-        "Raise heartbeat_timeout, or lower heartbeat_interval: leave room for two beats and four such delays.",
-        workers=[worker.id for worker in tight],
-        delay_s=round(late_s, 4),
-        round_trip_s=round(diagnosis.round_trip_s, 4),
-        suspect_after_s=worst.suspect_after_s,
-        heartbeat_interval_s=worst.heartbeat_interval_s,
-    )
 
 
 def _told_timings(facts: Facts) -> Iterator[tuple[str, float, float]]:
@@ -236,11 +200,11 @@ def check_clocks(facts: Facts, diagnosis: Diagnosis, limits: Thresholds) -> Iter
         # One host, one clock.
         return
     if abs(diagnosis.clock_off_s) > limits.clock_s:
-        yield _differs(facts.host.name, "", diagnosis.clock_off_s, "measured now")
+        yield _differs(facts.host, "", diagnosis.clock_off_s, "measured now")
     worst: dict[str, tuple[float, list[str]]] = {}
     for worker in facts.living:
         clock_at = note_of(worker, "clock_at", float)
-        if clock_at is None or worker.host == facts.host.name:
+        if clock_at is None or worker.host == facts.host:
             continue
         off_s = clock_at - worker.created_at
         if abs(off_s) > limits.clock_s:

@@ -220,8 +220,8 @@ def _check_switch(facts: Facts, switch: str, code: Code, what: str, cure: str) -
     )
 
 
-def check_containment(facts: Facts, _diagnosis: Diagnosis | None, _limits: Thresholds) -> Iterator[Finding]:
-    """Workers say what they found; where none is on this host, the doctor looks itself."""
+def check_containment(facts: Facts, _diagnosis: Diagnosis, _limits: Thresholds) -> Iterator[Finding]:
+    """Tell what the living workers found on their hosts."""
     rooms: dict[str, set[str]] = {}
     grouped: set[str] = set()
     for worker in facts.living:
@@ -230,11 +230,6 @@ def check_containment(facts: Facts, _diagnosis: Diagnosis | None, _limits: Thres
             rooms.setdefault(sentence, set()).add(worker.host)
         if note_of(worker, "oom_group", bool):
             grouped.add(worker.host)
-    if not any(facts.host.name in hosts for hosts in rooms.values()):
-        if facts.host.containment:
-            rooms.setdefault(facts.host.containment, set()).add(facts.host.name)
-        if facts.host.oom_group:
-            grouped.add(facts.host.name)
     for sentence, hosts in rooms.items():
         names = named(sorted(hosts))
         strong = sentence.startswith("cgroup")

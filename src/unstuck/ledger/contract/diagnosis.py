@@ -83,13 +83,10 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class RetentionLag(msgspec.Struct, frozen=True):
-    """Rows that retention should have removed."""
+    """By how long the oldest row of a kind is past its retention, among the first COUNT_LIMIT rows."""
 
     kind: RetentionKind
-    count: int
-    """About."""
     past_s: float
-    """How long the oldest is past its time."""
 
 
 class WatchLook(msgspec.Struct, frozen=True):

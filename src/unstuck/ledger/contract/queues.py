@@ -93,8 +93,3 @@ class OrderVerbs(Protocol):
     def expire_due(self, limit: int) -> Expired:
         """Cancel jobs that were not begun in time."""
         ...
-
-    def lift_starving(self, waited_s: float, at_once: int) -> dict[str, int]:
-        """Bring jobs that waited too long behind more urgent ones to the front of their queues, so many at a time in
-        each; give how many, by queue."""
-        ...

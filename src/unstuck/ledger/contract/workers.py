@@ -457,13 +457,6 @@ class WorkerRecord(msgspec.Struct, frozen=True):
     """How many jobs it runs by the ledger, at this moment. `running` is what it said with its last heartbeat."""
 
 
-class HostRecord(msgspec.Struct, frozen=True):
-    """A host of which something was decided; the others need no row."""
-
-    name: str
-    disabled: Disabled | None
-
-
 class PipelinedHeartbeats(Protocol):
     """Beats that were sent and are not answered yet. Whatever goes wrong (any exception): drop it, and beat again with
     `record_heartbeats`, which says what is wrong."""
@@ -532,9 +525,8 @@ class ForeignVerbs(Protocol):
 
 
 class HealthVerbs(Protocol):
-    def standings(self, dead_for_s: float) -> list[Standing]:
-        """Give what health is judged by: the living, and those that died or stopped at most so long ago and since
-        their host was last enabled."""
+    def standings(self) -> list[Standing]:
+        """Return the living workers as the judgement of health sees them."""
         ...
 
     def disable(self, worker_id: str, reason: str, by: str, *, auto: bool = False) -> bool:
@@ -547,14 +539,11 @@ class HealthVerbs(Protocol):
         """Take that back, and forget the health that it reported; False when it was not switched off itself."""
         ...
 
-    def disable_host(self, host: str, reason: str, by: str, *, auto: bool = False) -> bool:
-        """The same for every worker of a host, those not born yet included; its name need not be known."""
+    def disable_host(self, host: str, reason: str, by: str) -> bool:
+        """Disable every worker of a host, even those that start later; its name need not be known. False: it was
+        disabled already."""
         ...
 
     def enable_host(self, host: str, by: str, reason: str = "") -> bool:
-        """Take that back; earlier deaths on that host count no more. False when it was not disabled."""
-        ...
-
-    def hosts(self) -> list[HostRecord]:
-        """Give the hosts of which something was decided."""
+        """Take that back, and forget the health that its workers reported. False if it was not disabled."""
         ...

@@ -21,7 +21,6 @@ from unstuck.ledger.contract.diagnosis import (
     Diagnosis,
     JobGroup,
     QueueBacklog,
-    RetentionKind,
     RetentionLag,
     Snapshot,
     TableLook,
@@ -29,7 +28,6 @@ from unstuck.ledger.contract.diagnosis import (
     WakeupState,
     WatchLook,
 )
-from unstuck.ledger.overkept import estimate
 from unstuck.ledger.postgres.connect import read_address
 from unstuck.ledger.postgres.database import Verbs
 from unstuck.ledger.postgres.locks import find_blockers
@@ -77,18 +75,10 @@ class DiagnosingVerbs(Verbs):
     def _look_at_retention(self) -> tuple[RetentionLag, ...]:
         stored = read_all(text for (text,) in self.read("recovery_rules"))
         kept = rules_of_ledger(stored, self.settings.recovery.rules).kept
-        found: list[RetentionLag | None] = []
-        aged: tuple[tuple[RetentionKind, float], ...] = (("jobs", kept.jobs_s), ("events", kept.events_s))
-        for kind, kept_s in aged:
-            start = self.read(f"look_{kind}_start")
-            found.append(estimate(kind, _TableLooks(self, kind, start[0][0] if start else 0, kept_s), kept_s))
-        own = self.read("look_own_keep", count=COUNT_LIMIT, groups=LOOK_GROUPS)
-        if own and (late := sum(row[0] for row in own)):
-            found.append(RetentionLag("jobs", late, max(row[1] for row in own)))
-        keys, past_s = self.read("look_expired_keys", count=COUNT_LIMIT)[0]
-        if keys:
-            found.append(RetentionLag("keys", keys, past_s))
-        return tuple(one for one in found if one is not None)
+        rows = self.read(
+            "look_retention", jobs_s=kept.jobs_s, events_s=kept.events_s, rows=COUNT_LIMIT, groups=LOOK_GROUPS
+        )
+        return tuple(RetentionLag(*row) for row in rows)
 
     def _look_at_addresses(self) -> Iterator[AddressLook]:
         addresses = {"url": self.address}
@@ -150,19 +140,3 @@ class DiagnosingVerbs(Verbs):
         finally:
             listener.close()
             connection.close()
-
-
-class _TableLooks:
-    """Looks at a table from where the last walk of retention left the first row: those before may be dead."""
-
-    def __init__(self, ledger: Verbs, kind: RetentionKind, start_id: int, kept_s: float) -> None:
-        self._ledger, self._kind, self._start_id, self._kept_s = ledger, kind, start_id, kept_s
-
-    def rows_from(self, first_id: int, limit: int) -> list[tuple[int, float, float | None]]:
-        first_id = max(first_id, self._start_id)
-        rows = self._ledger.read(f"look_{self._kind}_from", first_id=first_id, limit=limit, kept_s=self._kept_s)
-        return [(row[0], row[1], row[2]) for row in rows]
-
-    def last_before(self, end_id: int) -> int | None:
-        found = self._ledger.read(f"look_{self._kind}_before", start_id=self._start_id, end_id=end_id)[0][0]
-        return None if found is None else int(found)

@@ -1,11 +1,10 @@
-"""Keep order in queues: lines, limits, expiry, the guard against starvation, how long an ended job is kept."""
+"""Keep order in queues: lines, limits, expiry, how long an ended job is kept."""
 
 from collections.abc import Mapping
 
 import msgspec
 
 from unstuck.domain.limits import QueueLimit
-from unstuck.ledger.checks import FRONT_RANK
 from unstuck.ledger.contract.jobs import JobLinks
 from unstuck.ledger.contract.maintenance import Expired, KeysChecked
 from unstuck.ledger.contract.queues import KeyHolder, KeyRecord, QueueLimitRecord
@@ -60,6 +59,3 @@ class OrderVerbs(HolderVerbs):
         if queues:
             self.notify(f"queue:{queue}" for queue in set(queues))
         return Expired(count, frozenset(queues), next_in_s)
-
-    def lift_starving(self, waited_s: float, at_once: int) -> dict[str, int]:
-        return dict(self.serve_once("lift_starving", waited_s=waited_s, front=FRONT_RANK, at_once=at_once))

@@ -82,8 +82,5 @@ def standing(row: Row) -> Standing:
         disabled=disabled_of(row[7], row[8]),
         leaving=row[9],
         well=row[10],
-        gone_s=None if row[11] is None else max(0.0, row[11]),
-        detector=read_detector(row[12]),
-        transport=Transport(row[13]),
-        rules=read_rules(row[14]),
+        rules=read_rules(row[11]),
     )

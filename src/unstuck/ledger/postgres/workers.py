@@ -20,7 +20,6 @@ from unstuck.ledger.contract.workers import (
     Heartbeat,
     HeartbeatAnswer,
     HeldRecord,
-    HostRecord,
     NewWorker,
     Progress,
     RemoteHeartbeat,
@@ -34,7 +33,7 @@ from unstuck.ledger.postgres.connection import Row
 from unstuck.ledger.postgres.database import Verbs, session_values
 from unstuck.ledger.postgres.jobs import JournalVerbs
 from unstuck.ledger.postgres.notifier import PostgresListener
-from unstuck.ledger.postgres.rows import disabled_of, held_job, standing, worker_record
+from unstuck.ledger.postgres.rows import held_job, standing, worker_record
 from unstuck.ledger.postgres.turn import (
     ALIVE,
     CLAIMED,
@@ -51,11 +50,8 @@ from unstuck.ledger.postgres.workflows import WorkflowVerbs
 
 
 class HealthVerbs(Verbs):
-    def standings(self, dead_for_s: float) -> list[Standing]:
-        return [standing(row) for row in self.serve("standings", dead_for_s=dead_for_s)]
-
-    def hosts(self) -> list[HostRecord]:
-        return [HostRecord(name, disabled_of(None, disabled)) for name, disabled in self.serve("hosts")]
+    def standings(self) -> list[Standing]:
+        return [standing(row) for row in self.serve("standings")]
 
     def disable(self, worker_id: str, reason: str, by: str, *, auto: bool = False) -> bool:
         rows = self.serve_once("disable", worker_id=worker_id, reason=reason, by=by, auto=auto)
@@ -64,8 +60,9 @@ class HealthVerbs(Verbs):
     def enable(self, worker_id: str, by: str, reason: str = "") -> bool:
         return bool(self.serve_once("enable", worker_id=worker_id, message=_because(f"Enabled by {by}", reason)))
 
-    def disable_host(self, host: str, reason: str, by: str, *, auto: bool = False) -> bool:
-        return bool(self.serve_once("disable_host", host=host, reason=reason, by=by, auto=auto)[0][0])
+    def disable_host(self, host: str, reason: str, by: str) -> bool:
+        message = f"Host '{host}' was disabled by {by}: {reason}"
+        return bool(self.serve_once("disable_host", host=host, reason=reason, by=by, message=message))
 
     def enable_host(self, host: str, by: str, reason: str = "") -> bool:
         message = _because(f"Host '{host}' was enabled by {by}", reason)

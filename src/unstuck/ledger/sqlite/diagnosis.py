@@ -25,7 +25,6 @@ from unstuck.ledger.contract.diagnosis import (
     TaskBacklog,
     WatchLook,
 )
-from unstuck.ledger.overkept import estimate
 from unstuck.ledger.sqlite.database import CHECKPOINT_PAGES, SQL, Verbs, fetch
 from unstuck.ledger.sqlite.lock import Holder, read_holder
 from unstuck.ledger.sqlite.locks import command_of, writer_of
@@ -119,17 +118,8 @@ class DiagnosingVerbs(Verbs):
     def _look_at_retention(self, cursor: apsw.Cursor, now_at: float) -> tuple[RetentionLag, ...]:
         stored = read_all(text for (text,) in fetch(cursor, "recovery_rules"))
         kept = rules_of_ledger(stored, self.settings.recovery.rules).kept
-        found: list[RetentionLag | None] = []
-        jobs = _TableLooks(cursor, "look_jobs_from", "look_jobs_before", now_at, kept.jobs_s)
-        events = _TableLooks(cursor, "look_events_from", "look_events_before", now_at, kept.events_s)
-        found += [estimate("jobs", jobs, kept.jobs_s), estimate("events", events, kept.events_s)]
-        own = fetch(cursor, "look_own_keep", (now_at, LOOK_GROUPS, COUNT_LIMIT))
-        if own and (late := sum(row[0] for row in own)):
-            found.append(RetentionLag("jobs", late, max(row[1] for row in own)))
-        keys, past_s = cursor.execute(SQL["look_expired_keys"], (now_at, COUNT_LIMIT)).get
-        if keys:
-            found.append(RetentionLag("keys", keys, past_s))
-        return tuple(one for one in found if one is not None)
+        values = (now_at, kept.jobs_s, kept.events_s, COUNT_LIMIT, LOOK_GROUPS)
+        return tuple(RetentionLag(*row) for row in fetch(cursor, "look_retention", values))
 
     def _beside(self, ending: str) -> Path:
         return self.db.path.with_name(self.db.path.name + ending)
@@ -177,19 +167,6 @@ def look_at_ticket(cursor: apsw.Cursor) -> float | None:
     row = cursor.execute(SQL["ticket"], (SWEEP_TICKET,)).fetchone()
     # The boot clock of an earlier boot says nothing now.
     return None if row is None or row[1] != host.boot_id() else max(host.boottime_s() - row[0], 0.0)
-
-
-class _TableLooks:
-    def __init__(self, cursor: apsw.Cursor, rows_from: str, last_before: str, now_at: float, kept_s: float) -> None:
-        self._cursor, self._rows_from, self._last_before = cursor, rows_from, last_before
-        self._now_at, self._kept_s = now_at, kept_s
-
-    def rows_from(self, first_id: int, limit: int) -> list[tuple[int, float, float | None]]:
-        return fetch(self._cursor, self._rows_from, (first_id, limit, self._now_at, self._kept_s))
-
-    def last_before(self, end_id: int) -> int | None:
-        found = self._cursor.execute(SQL[self._last_before], (end_id,)).get
-        return None if found is None else int(found)
 
 
 def _groups(cursor: apsw.Cursor, query: str, queues: list[str], now_at: float, by_s: float) -> tuple[JobGroup, ...]:

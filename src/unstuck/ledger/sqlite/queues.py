@@ -1,4 +1,4 @@
-"""Keep order in queues: lines, limits, expiry, the guard against starvation, how long an ended job is kept."""
+"""Keep order in queues: lines, limits, expiry, how long an ended job is kept."""
 
 import time
 from collections.abc import Mapping
@@ -7,7 +7,6 @@ import apsw
 import msgspec
 
 from unstuck.domain.limits import QueueLimit
-from unstuck.ledger.checks import FRONT_RANK
 from unstuck.ledger.contract.jobs import JobLinks
 from unstuck.ledger.contract.maintenance import Expired, KeysChecked
 from unstuck.ledger.contract.queues import KeyHolder, KeyRecord, QueueLimitRecord
@@ -16,8 +15,6 @@ from unstuck.ledger.sqlite.concurrency import admit
 from unstuck.ledger.sqlite.database import SQL, Verbs, fetch, write_event
 from unstuck.ledger.sqlite.endings import expire
 from unstuck.ledger.sqlite.errors import refuse_nul
-
-LOOK_PER_LIFTED = 10
 
 
 class OrderVerbs(Verbs):
@@ -113,23 +110,6 @@ class OrderVerbs(Verbs):
         self.notify_queues(woken)
         return Expired(len(found), frozenset(woken), None if next_at is None else max(next_at - time.time(), 0.0))
 
-    def lift_starving(self, waited_s: float, at_once: int) -> dict[str, int]:
-        now = time.time()
-        with self.db.read() as cursor:
-            starving = _find_starving(cursor, now - waited_s, at_once)
-        if not starving:
-            return {}
-        with self.db.write() as cursor:
-            for queue, jobs in starving.items():
-                for job_id, rank, due_at in jobs:
-                    cursor.execute(SQL["lift_job"], (job_id, FRONT_RANK))
-                    if cursor.connection.changes():
-                        waited = f"It waited behind more urgent jobs for {now - due_at:.0f} s at priority {-rank}"
-                        write_event(
-                            cursor, "lifted", f"{waited}, and went to the front of queue '{queue}'", job_id=job_id
-                        )
-        return {queue: len(jobs) for queue, jobs in starving.items()}
-
 
 def _in_line(stored: str) -> tuple[KeyHolder, ...]:
     return tuple(KeyHolder(*one) for one in sorted(msgspec.json.decode(stored)))
@@ -140,23 +120,3 @@ def _may_need_care(cursor: apsw.Cursor, key: str) -> bool:
     taken = cursor.execute(SQL["count_in_line"], (key,)).get
     blocked = cursor.execute(SQL["count_blocked"], (key,)).get
     return bool((blocked > 0 and taken < cursor.execute(SQL["places_of"], (key,)).get) or taken + blocked == 0)
-
-
-def _find_starving(cursor: apsw.Cursor, before: float, at_once: int) -> dict[str, list[tuple[int, int, float]]]:
-    """Give jobs (id, rank, due) that were due before that moment and stand behind more urgent ones, by queue."""
-    found: dict[str, list[tuple[int, int, float]]] = {}
-    queue = ""
-    while (queue := cursor.execute(SQL["ready_queue_after"], (queue,)).get) is not None:
-        left = at_once - cursor.execute(SQL["count_in_front"], (queue, FRONT_RANK, at_once)).get
-        # The most urgent of the others have nobody before them.
-        rank = cursor.execute(SQL["ready_rank_after"], (queue, FRONT_RANK)).get
-        jobs: list[tuple[int, int, float]] = []
-        while left > len(jobs) and rank is not None:
-            rank = cursor.execute(SQL["ready_rank_after"], (queue, rank)).get
-            if rank is not None:
-                first = fetch(cursor, "first_of_rank", (queue, rank, LOOK_PER_LIFTED * at_once))
-                late = sorted((due_at, job_id) for job_id, due_at in first if due_at < before)
-                jobs += [(job_id, rank, due_at) for due_at, job_id in late[: left - len(jobs)]]
-        if jobs:
-            found[queue] = jobs
-    return found

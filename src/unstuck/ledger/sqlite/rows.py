@@ -162,7 +162,6 @@ def disabled_of(own: str | None, of_host: str | None) -> Disabled | None:
 
 
 def standing(row: Row, clock: Clock) -> Standing:
-    beat_at, stopped_at = row[11:13]
     return Standing(
         id=row[0],
         name=row[1],
@@ -171,12 +170,9 @@ def standing(row: Row, clock: Clock) -> Standing:
         queues=tuple(msgspec.json.decode(row[4])),
         tasks=tuple(msgspec.json.decode(row[5])),
         # Only our own workers weigh themselves.
-        health=read_health(msgspec.json.decode(row[6]).get("health") if row[14] == Transport.PYTHON else None),
+        health=read_health(msgspec.json.decode(row[6]).get("health") if row[12] == Transport.PYTHON else None),
         disabled=disabled_of(row[7], row[8]),
         leaving=bool(row[9]),
-        well=clock.silent_s(beat_at) < row[10],
-        gone_s=None if stopped_at is None else max(0.0, clock.at - stopped_at),
-        detector=read_detector(row[13]),
-        transport=Transport(row[14]),
-        rules=read_rules(row[15]),
+        well=clock.silent_s(row[11]) < row[10],
+        rules=read_rules(row[13]),
     )

@@ -20,7 +20,6 @@ from unstuck.ledger.contract.workers import (
     Heartbeat,
     HeartbeatAnswer,
     HeldRecord,
-    HostRecord,
     NewWorker,
     Progress,
     RemoteHeartbeat,
@@ -33,27 +32,22 @@ from unstuck.ledger.sqlite.clock import Clock, read_clock
 from unstuck.ledger.sqlite.database import SQL, Verbs, fetch, write_event
 from unstuck.ledger.sqlite.errors import refuse_nul
 from unstuck.ledger.sqlite.notifier import SqliteListener, listener_address, reaches
-from unstuck.ledger.sqlite.rows import disabled_of, held_job, standing, worker_record
+from unstuck.ledger.sqlite.rows import held_job, standing, worker_record
 from unstuck.ledger.sqlite.turn import answer_if_nothing, only_wishes, write_turn
 
 
 class HealthVerbs(Verbs):
-    def standings(self, dead_for_s: float) -> list[Standing]:
+    def standings(self) -> list[Standing]:
         with self.db.read() as cursor:
             clock = read_clock(cursor)
-            rows = cursor.execute(SQL["standings"], (clock.at - dead_for_s,))
-            return [standing(row, clock) for row in rows]
-
-    def hosts(self) -> list[HostRecord]:
-        with self.db.read() as cursor:
-            return [HostRecord(name, disabled_of(None, disabled)) for name, disabled in fetch(cursor, "hosts")]
+            return [standing(row, clock) for row in cursor.execute(SQL["standings"])]
 
     def disable(self, worker_id: str, reason: str, by: str, *, auto: bool = False) -> bool:
         refuse_nul(worker_id, reason, by)
         with self.db.write() as cursor:
-            if auto and _unserved_without(cursor, worker_id, None):
+            if auto and fetch(cursor, "unserved_without", (worker_id, read_clock().at)):
                 return False
-            cursor.execute(SQL["disable"], (worker_id, _flag(reason, by, auto)))
+            cursor.execute(SQL["disable"], (worker_id, _flag(reason, by, auto=auto)))
             if not cursor.connection.changes():
                 return False
             write_event(cursor, "worker_disabled", f"Disabled by {by}: {reason}", worker_id=worker_id)
@@ -70,23 +64,19 @@ class HealthVerbs(Verbs):
             write_event(cursor, "worker_enabled", _because(f"Enabled by {by}", reason), worker_id=worker_id)
         return True
 
-    def disable_host(self, host: str, reason: str, by: str, *, auto: bool = False) -> bool:
+    def disable_host(self, host: str, reason: str, by: str) -> bool:
         refuse_nul(host, reason, by)
         with self.db.write() as cursor:
-            if auto and _unserved_without(cursor, None, host):
-                return False
-            cursor.execute(SQL["disable_host"], (host, _flag(reason, by, auto)))
+            cursor.execute(SQL["disable_host"], (host, _flag(reason, by, auto=False)))
             if not cursor.connection.changes():
                 return False
             write_event(cursor, "host_disabled", f"Host '{host}' was disabled by {by}: {reason}")
-            if auto:
-                write_event(cursor, "crash_loop", f"Host '{host}' was disabled: {reason}", about=host)
         return True
 
     def enable_host(self, host: str, by: str, reason: str = "") -> bool:
         refuse_nul(host, reason, by)
         with self.db.write() as cursor:
-            cursor.execute(SQL["enable_host"], (host, time.time()))
+            cursor.execute(SQL["enable_host"], (host,))
             if not cursor.connection.changes():
                 return False
             cursor.execute(SQL["forget_health_of_host"], (host,))
@@ -94,11 +84,7 @@ class HealthVerbs(Verbs):
         return True
 
 
-def _unserved_without(cursor: apsw.Cursor, worker_id: str | None, host: str | None) -> bool:
-    return bool(fetch(cursor, "unserved_without", (worker_id, host, read_clock().at)))
-
-
-def _flag(reason: str, by: str, auto: bool) -> str:
+def _flag(reason: str, by: str, *, auto: bool) -> str:
     return msgspec.json.encode(Disabled(reason, by, time.time(), auto)).decode()
 
 

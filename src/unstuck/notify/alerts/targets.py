@@ -208,13 +208,7 @@ def deliver(target: Target, message: Message, delivery: str, rules: Alerts) -> O
             # With the first message: it brings HTTP and TLS, and most processes that could send never do.
             from unstuck.notify.alerts import webhook
 
-            return webhook.post(
-                target,
-                message.facts,
-                delivery,
-                timeout_s=rules.send_timeout_s,
-                allow_private=rules.allow_private,
-            )
+            return webhook.post(target, message.facts, delivery, timeout_s=rules.send_timeout_s)
         return send(target, message)
     except Exception as error:  # noqa: BLE001 - one target's surprise must not keep the others from being told
         return NotDelivered(f"sending failed with {type(error).__name__}", maybe_arrived=True)

@@ -1,4 +1,4 @@
-"""Post a signed message: to the address that was checked, with the certificate checked, following nobody."""
+"""Post a signed message as JSON: certificates are verified, redirects are not followed."""
 
 import hashlib
 import hmac
@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from unstuck.notify.alerts.addresses import Refused, Resolve, resolve_once
 from unstuck.notify.alerts.targets import Delivered, NotDelivered, Outcome, Target
 from unstuck.version import VERSION
 
@@ -28,11 +27,9 @@ def post(
     delivery: str,
     *,
     timeout_s: float,
-    allow_private: bool,
-    resolve: Resolve = socket.getaddrinfo,
     trust: ssl.SSLContext | None = None,
 ) -> Outcome:
-    """Send one message within the timeout and give what became of it."""
+    """Send one message within the timeout and return what became of it."""
     parts = urlsplit(target.url)
     secure = parts.scheme == "https"
     host, port = parts.hostname or "", parts.port or (443 if secure else 80)
@@ -45,13 +42,18 @@ def post(
         TIMESTAMP: timestamp,
         SIGNATURE: sign(target.secret, timestamp, body),
     }
-    context = (trust or ssl.create_default_context()) if secure else None
+    connection = (
+        http.client.HTTPSConnection(host, port, timeout=timeout_s, context=trust or ssl.create_default_context())
+        if secure
+        else http.client.HTTPConnection(host, port, timeout=timeout_s)
+    )
     deadline_s = time.monotonic() + timeout_s
     try:
-        places = resolve_once(host, port, allow_private=allow_private, resolve=resolve)
-        connection = _connect(places, host, port, context, deadline_s)
-    except Refused as error:
-        return NotDelivered(str(error))
+        connection.connect()
+        if time.monotonic() >= deadline_s:
+            # The timeout of a socket is for one address; a name can have several.
+            connection.close()
+            raise TimeoutError
     except socket.gaierror:
         return NotDelivered("its name cannot be resolved")
     except ssl.SSLCertVerificationError as error:
@@ -68,31 +70,6 @@ def sign(secret: str, timestamp: str, body: bytes) -> str:
     """Give the signature of a body sent at this time."""
     mac = hmac.new(secret.encode(), timestamp.encode() + b"." + body, hashlib.sha256)
     return f"v1={mac.hexdigest()}"
-
-
-def _connect(
-    places: list[tuple[int, tuple[Any, ...]]], host: str, port: int, context: ssl.SSLContext | None, deadline_s: float
-) -> http.client.HTTPConnection:
-    """Connect to one of the addresses that were checked; the name is used for the certificate and the Host alone."""
-    connection = http.client.HTTPConnection(host, port)
-    # Else the Host would name a port that nobody wrote.
-    connection.default_port = 80 if context is None else 443
-    trouble: OSError | None = None
-    for family, place in places:
-        one = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            one.settimeout(max(0.001, deadline_s - time.monotonic()))
-            one.connect(place)
-            if context is not None:
-                # Wrapped by hand: the library would connect by the name, and so ask for it again.
-                one = context.wrap_socket(one, server_hostname=host)
-            connection.sock = one
-            return connection
-        except OSError as error:
-            one.close()
-            trouble = error
-    assert trouble is not None
-    raise trouble
 
 
 def _exchange(

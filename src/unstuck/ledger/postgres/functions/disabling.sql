@@ -1,6 +1,6 @@
--- Switch workers and hosts off.
+-- Disable workers.
 
--- Whether the host of a worker is switched off; asked with every beat.
+-- Whether a worker or its host is disabled; read with every heartbeat.
 create or replace function {schema}.is_disabled_v1(p_worker text) returns boolean
 language sql stable
 {fixed_path}
@@ -11,21 +11,21 @@ select coalesce(
     false)
 $body$;
 
--- Whether some queue would be left without a worker if this worker, or every worker of this host, were switched off.
-create or replace function {schema}.unserved_without(p_worker text, p_host text) returns boolean
+-- Whether some queue would be left without a worker if this worker were disabled.
+create or replace function {schema}.unserved_without(p_worker text) returns boolean
 language sql volatile
 {fixed_path}
 as $body$
 select exists (
     select 1
     from {schema}.workers w cross join lateral unnest(w.queues) as q(name)
-    where (w.id = p_worker or w.host = p_host) and w.state in ('active', 'draining', 'suspect')
+    where w.id = p_worker and w.state in ('active', 'draining', 'suspect')
       and not exists (
           select 1
           from {schema}.workers o
           join {schema}.vitals v on v.worker_id = o.id
           left join {schema}.hosts h on h.name = o.host
-          where o.id <> w.id and (p_host is null or o.host <> p_host)
+          where o.id <> w.id
             and o.state = 'active' and o.request is null and o.disabled is null and h.disabled is null
             and v.silent_s < o.suspect_after_s
             and q.name = any (o.queues) and o.tasks @> w.tasks))
@@ -40,7 +40,7 @@ language plpgsql volatile
 as $body$
 begin
     perform pg_advisory_xact_lock(hashtextextended('{schema}.disable_v1', 0));
-    if p_auto and {schema}.unserved_without(p_worker, null) then
+    if p_auto and {schema}.unserved_without(p_worker) then
         return false;
     end if;
     update {schema}.workers w set
@@ -57,34 +57,6 @@ begin
     if p_auto then
         insert into {schema}.events (kind, worker_id, message)
         values ('crash_loop', p_worker, format('Worker %s was disabled: %s', p_worker, p_reason));
-    end if;
-    return true;
-end
-$body$;
-
--- The same for all workers of a host.
-create or replace function {schema}.disable_host_v1(p_host text, p_reason text, p_by text, p_auto boolean) returns boolean
-language plpgsql volatile
-{fixed_path}
-as $body$
-begin
-    perform pg_advisory_xact_lock(hashtextextended('{schema}.disable_v1', 0));
-    if p_auto and {schema}.unserved_without(null, p_host) then
-        return false;
-    end if;
-    insert into {schema}.hosts as h (name, disabled)
-    values (p_host, jsonb_build_object('reason', p_reason, 'by', p_by, 'auto', p_auto,
-                                       'at', extract(epoch from clock_timestamp())::double precision))
-    on conflict (name) do update set disabled = excluded.disabled
-        where h.disabled is null or not p_auto and (h.disabled ->> 'auto')::boolean;
-    if not found then
-        return false;
-    end if;
-    insert into {schema}.events (kind, message)
-    values ('host_disabled', format('Host ''%s'' was disabled by %s: %s', p_host, p_by, p_reason));
-    if p_auto then
-        insert into {schema}.events (kind, about, message)
-        values ('crash_loop', p_host, format('Host ''%s'' was disabled: %s', p_host, p_reason));
     end if;
     return true;
 end

@@ -118,14 +118,14 @@ begin
         if v_strong then
             select w.state, w.request, w.draining,
                    w.disabled is not null or exists (
-                       select 1 from {schema}.hosts h where h.name = w.host and h.disabled is not null) as off
+                       select 1 from {schema}.hosts h where h.name = w.host) as off
             into v_worker
             from {schema}.workers w where w.id = v_one.id and w.door <> 'python' for no key update of w skip locked;
         else
             -- The share lock stands against a verdict: one of the two comes first, and the other sees it.
             select w.state, w.request, w.draining,
                    w.disabled is not null or exists (
-                       select 1 from {schema}.hosts h where h.name = w.host and h.disabled is not null) as off
+                       select 1 from {schema}.hosts h where h.name = w.host) as off
             into v_worker
             from {schema}.workers w where w.id = v_one.id and w.door <> 'python' for share of w skip locked;
         end if;
@@ -144,7 +144,7 @@ begin
             end;
             select w.state, w.request, w.draining,
                    w.disabled is not null or exists (
-                       select 1 from {schema}.hosts h where h.name = w.host and h.disabled is not null) as off
+                       select 1 from {schema}.hosts h where h.name = w.host) as off
             into v_worker
             from {schema}.workers w where w.id = v_one.id and w.door <> 'python';
         end if;

@@ -8,7 +8,7 @@ create or replace function {schema}.first_after_restore(p_last bigint) returns b
 language sql volatile
 {fixed_path}
 as $body$
-    -- A billion is skipped in any case (`RUN_OF_IDS`), even if the last restore was a moment ago or the clock is wrong. Then
+    -- A billion is skipped in any case, even if the last restore was a moment ago or the clock is wrong. Then
     -- the time decides how much more, so that two that go on from the same number do not give out the same ones.
     select case when p_last + 1000000000 <= t.us then t.us else p_last + 1000000000 + t.us % 1000000000000 end
     from (select floor(extract(epoch from clock_timestamp()) * 1000000)::bigint as us) t

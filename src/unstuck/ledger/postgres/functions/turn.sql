@@ -111,7 +111,7 @@ begin
     -- A verdict updates this row. Each statement below has a snapshot of its own, taken after this lock was won:
     -- so either the verdict sees all that this turn wrote, or this turn sees the verdict.
     select w.disabled is not null or exists (
-        select 1 from {schema}.hosts h where h.name = w.host and h.disabled is not null) into v_disabled
+        select 1 from {schema}.hosts h where h.name = w.host) into v_disabled
     from {schema}.workers w where w.id = p_worker and w.state in ('active', 'draining', 'suspect') for share of w;
     if not found then
         kind := 'dead';

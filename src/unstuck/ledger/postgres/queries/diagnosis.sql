@@ -174,54 +174,37 @@ from (
 ) held
 order by age_s desc nulls first limit %(groups)s;
 
--- name: look_jobs_start
-select least(position, lowest_left - 1) from {schema}.sweeps where name = 'jobs';
-
--- name: look_events_start
-select position from {schema}.sweeps where name = 'events';
-
--- name: look_jobs_before
-select max(id) from {schema}.jobs where id >= %(start_id)s and id < %(end_id)s;
-
--- name: look_events_before
-select max(id) from {schema}.events where id >= %(start_id)s and id < %(end_id)s;
-
--- name: look_jobs_from
--- How long each is past its retention; NULL where it has not ended, or others of its workflow may still need it.
-select j.id, extract(epoch from clock_timestamp() - j.enqueued_at)::double precision,
-       case when j.workflow_id is null
-                 or not exists (select 1 from {schema}.workflows w where w.id = j.workflow_id and w.finished_at is null)
-            then extract(epoch from clock_timestamp() - j.finished_at)::double precision - greatest(%(kept_s)s, j.keep_s)
-       end
-from {schema}.jobs j where j.id >= %(first_id)s order by j.id limit %(limit)s;
-
--- name: look_events_from
-select e.id, extract(epoch from clock_timestamp() - e.at)::double precision,
-       extract(epoch from clock_timestamp() - e.at)::double precision - %(kept_s)s
-from {schema}.events e where e.id >= %(first_id)s order by e.id limit %(limit)s;
-
--- name: look_own_keep
--- Jobs past a time of their own, by that time: how many, and how long the oldest is. Jumps from time to time in the index.
-with recursive found (keep_s) as (
+-- name: look_retention
+-- By how long the oldest row of each kind is past its retention, if it is. Ids go with time: the first jobs and events
+-- that the walk of retention has left tell it. What ended in a workflow that is open may still be needed. Jobs with a
+-- time of their own, and unique keys, are found in their indexes; the first jumps from time to time.
+with recursive own (keep_s) as (
     (select keep_s from {schema}.jobs where keep_s is not null and finished_at is not null order by keep_s limit 1)
     union all
     select (select j.keep_s from {schema}.jobs j
-            where j.keep_s is not null and j.finished_at is not null and j.keep_s > f.keep_s order by j.keep_s limit 1)
-    from found f where f.keep_s is not null
+            where j.keep_s is not null and j.finished_at is not null and j.keep_s > o.keep_s order by j.keep_s limit 1)
+    from own o where o.keep_s is not null
+), late (kind, past) as (
+    select 'jobs', clock_timestamp() - j.finished_at - make_interval(secs => greatest(%(jobs_s)s, j.keep_s))
+    from (
+        select * from {schema}.jobs
+        where id >= coalesce((select least(position, lowest_left - 1) from {schema}.sweeps where name = 'jobs'), 0)
+        order by id limit %(rows)s) j
+    where j.workflow_id is null
+       or not exists (select 1 from {schema}.workflows w where w.id = j.workflow_id and w.finished_at is null)
+    union all
+    select 'jobs', (
+        select clock_timestamp() - j.finished_at - make_interval(secs => o.keep_s) from {schema}.jobs j
+        where j.keep_s = o.keep_s and j.finished_at is not null and j.workflow_id is null order by j.finished_at limit 1)
+    from (select keep_s from own where keep_s is not null limit %(groups)s) o
+    union all
+    select 'events', clock_timestamp() - e.at - make_interval(secs => %(events_s)s)
+    from (
+        select at from {schema}.events
+        where id >= coalesce((select position from {schema}.sweeps where name = 'events'), 0)
+        order by id limit %(rows)s) e
+    union all
+    select 'keys', clock_timestamp() - k.until from (select until from {schema}.kept_keys order by until limit 1) k
 )
-select (select count(*) from (
-            select 1 from {schema}.jobs j
-            where j.keep_s = f.keep_s and j.finished_at is not null and j.workflow_id is null
-              and j.finished_at < clock_timestamp() - make_interval(secs => f.keep_s)
-            limit %(count)s) few),
-       (select greatest(0, extract(epoch from clock_timestamp() - j.finished_at) - f.keep_s)::double precision
-        from {schema}.jobs j
-        where j.keep_s = f.keep_s and j.finished_at is not null and j.workflow_id is null
-        order by j.finished_at limit 1)
-from found f where f.keep_s is not null limit %(groups)s;
-
--- name: look_expired_keys
-select (select count(*) from (
-            select 1 from {schema}.kept_keys where until < clock_timestamp() limit %(count)s) few),
-       (select extract(epoch from clock_timestamp() - until)::double precision
-        from {schema}.kept_keys order by until limit 1);
+select kind, extract(epoch from max(past))::double precision from late
+group by kind having max(past) > interval '0' order by kind;

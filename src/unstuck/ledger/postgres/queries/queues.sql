@@ -1,4 +1,4 @@
--- Lines, limits of queues, expiry, starvation and what is kept for a time of its own; the work is in functions (0025).
+-- Lines, limits of queues, expiry and what is kept for a time of its own; the work is in functions (0025).
 
 -- name: lines
 select l.key, l.places, l.pinned_by,
@@ -56,9 +56,6 @@ where id = %(job_id)s;
 
 -- name: expire_due
 select expired, queues, next_in_s from {schema}.expire_due_v1(%(limit)s);
-
--- name: lift_starving
-select queue, count from {schema}.lift_starving_v1(%(waited_s)s, %(front)s, %(at_once)s);
 
 -- name: sweep_kept
 select jobs, keys from {schema}.sweep_kept_v1(%(limit)s);

@@ -37,7 +37,7 @@ with born as (
                        else format('Worker started: %%s (over %%s, on %%s)', b.name, b.door, b.host) end
     from born b
 )
-select exists (select 1 from {schema}.hosts h where h.name = %(host)s and h.disabled is not null);
+select exists (select 1 from {schema}.hosts h where h.name = %(host)s);
 
 -- name: skip_lost_numbers
 -- Before anything else on a connection: numbers that a lost primary gave out must not be given out again.
@@ -210,21 +210,16 @@ order by n;
 
 -- Who is switched off, and by what health is judged.
 
--- name: hosts
-select name, disabled from {schema}.hosts order by name;
-
 -- name: standings
 select w.id, w.name, w.host, w.state, w.queues, w.tasks,
        -- Only our own workers weigh themselves.
        case when w.door = 'python' then w.metadata -> 'health' end, w.disabled, h.disabled,
        w.request is not null or w.draining, v.silent_s < w.suspect_after_s,
-       extract(epoch from clock_timestamp() - w.stopped_at)::double precision, w.verdict ->> 'detector',
-       w.door, w.recovery
+       w.recovery
 from {schema}.workers w
 join {schema}.vitals v on v.worker_id = w.id
 left join {schema}.hosts h on h.name = w.host
 where w.state in ('active', 'draining', 'suspect')
-   or w.stopped_at > greatest(clock_timestamp() - make_interval(secs => %(dead_for_s)s), h.enabled_at)
 order by w.id;
 
 -- name: disable
@@ -242,13 +237,20 @@ select 'worker_enabled', e.id, %(message)s from enabled e
 returning id;
 
 -- name: disable_host
-select {schema}.disable_host_v1(%(host)s, %(reason)s, %(by)s, %(auto)s);
+with disabled as (
+    insert into {schema}.hosts (name, disabled)
+    values (%(host)s, jsonb_build_object('reason', %(reason)s::text, 'by', %(by)s::text, 'auto', false,
+                                         'at', extract(epoch from clock_timestamp())::double precision))
+    on conflict (name) do nothing
+    returning name
+)
+insert into {schema}.events (kind, message)
+select 'host_disabled', %(message)s from disabled
+returning id;
 
 -- name: enable_host
 with enabled as (
-    update {schema}.hosts set disabled = null, enabled_at = clock_timestamp()
-    where name = %(host)s and disabled is not null
-    returning name
+    delete from {schema}.hosts where name = %(host)s returning name
 ), forgiven as (
     update {schema}.workers w set metadata = w.metadata - 'health'
     from enabled e

@@ -272,12 +272,10 @@ create table {schema}.beats (
     cancels        boolean not null default false
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_threshold = 500);
 
--- Only hosts of which something was decided. A worker that is born on a disabled one takes nothing either.
+-- Disabled hosts. A worker that starts on one of them takes no jobs either.
 create table {schema}.hosts (
-    name       text primary key,
-    disabled   jsonb,
-    -- Deaths before this are forgiven.
-    enabled_at timestamptz
+    name     text primary key,
+    disabled jsonb not null
 );
 
 -- What the apps of the workers know, so that doors without the app can enqueue it.

@@ -76,57 +76,38 @@ FROM (
 WHERE state = 'quarantined'
 GROUP BY queue, task ORDER BY count(*) DESC, queue, task LIMIT ?2;
 
--- name: look_jobs_before
-SELECT max(id) FROM unstuck_jobs WHERE id < ?;
-
--- name: look_events_before
-SELECT max(id) FROM unstuck_events WHERE id < ?;
-
--- name: look_jobs_from
--- How long each is past its retention; NULL where it has not ended, or others of its workflow may still need it.
-SELECT
-    j.id, ?3 - j.enqueued_at,
-    CASE
-        WHEN j.workflow_id IS NULL
-            OR NOT EXISTS (SELECT 1 FROM unstuck_workflows w WHERE w.id = j.workflow_id AND w.finished_at IS NULL)
-            THEN ?3 - j.finished_at - max(?4, coalesce(j.keep_s, 0))
-    END
-FROM unstuck_jobs j
-WHERE j.id >= ?1
-ORDER BY j.id
-LIMIT ?2;
-
--- name: look_events_from
-SELECT id, ?3 - at, ?3 - at - ?4 FROM unstuck_events WHERE id >= ?1 ORDER BY id LIMIT ?2;
-
--- name: look_own_keep
--- Jobs past a time of their own, by that time: how many, and how long the oldest is. Jumps from time to time in the index.
-WITH RECURSIVE found (keep_s) AS (
+-- name: look_retention
+-- By how long the oldest row of each kind is past its retention, if it is. Ids go with time: the first jobs and events
+-- tell it. What ended in a workflow that is open may still be needed. Jobs with a time of their own, and unique keys, are
+-- found in their indexes; the first jumps from time to time.
+WITH RECURSIVE own (keep_s) AS (
     SELECT min(keep_s) FROM unstuck_jobs INDEXED BY unstuck_jobs_kept WHERE keep_s IS NOT NULL AND finished_at IS NOT NULL
     UNION ALL
     SELECT (
         SELECT min(j.keep_s) FROM unstuck_jobs j INDEXED BY unstuck_jobs_kept
-        WHERE j.keep_s IS NOT NULL AND j.finished_at IS NOT NULL AND j.keep_s > found.keep_s
+        WHERE j.keep_s IS NOT NULL AND j.finished_at IS NOT NULL AND j.keep_s > own.keep_s
     )
-    FROM found
-    WHERE found.keep_s IS NOT NULL
+    FROM own
+    WHERE own.keep_s IS NOT NULL
+),
+late (kind, past_s) AS (
+    SELECT 'jobs', ?1 - j.finished_at - max(?2, coalesce(j.keep_s, 0))
+    FROM (SELECT * FROM unstuck_jobs ORDER BY id LIMIT ?4) j
+    WHERE j.workflow_id IS NULL
+        OR NOT EXISTS (SELECT 1 FROM unstuck_workflows w WHERE w.id = j.workflow_id AND w.finished_at IS NULL)
+    UNION ALL
+    SELECT 'jobs', (
+        SELECT ?1 - j.finished_at - o.keep_s FROM unstuck_jobs j INDEXED BY unstuck_jobs_kept
+        WHERE j.keep_s = o.keep_s AND j.finished_at IS NOT NULL AND j.workflow_id IS NULL
+        ORDER BY j.finished_at LIMIT 1
+    )
+    FROM (SELECT keep_s FROM own WHERE keep_s IS NOT NULL LIMIT ?5) o
+    UNION ALL
+    SELECT 'events', ?1 - e.at - ?3 FROM (SELECT at FROM unstuck_events ORDER BY id LIMIT ?4) e
+    UNION ALL
+    SELECT 'keys', ?1 - k.until FROM (SELECT until FROM unstuck_kept_keys ORDER BY until LIMIT 1) k
 )
-SELECT
-    (SELECT count(*) FROM (
-        SELECT 1 FROM unstuck_jobs j INDEXED BY unstuck_jobs_kept
-        WHERE j.keep_s = f.keep_s AND j.finished_at IS NOT NULL AND j.finished_at < ?1 - f.keep_s AND j.workflow_id IS NULL
-        LIMIT ?3)),
-    (SELECT max(0, ?1 - f.keep_s - j.finished_at) FROM unstuck_jobs j INDEXED BY unstuck_jobs_kept
-     WHERE j.keep_s = f.keep_s AND j.finished_at IS NOT NULL AND j.workflow_id IS NULL
-     ORDER BY j.finished_at LIMIT 1)
-FROM found f
-WHERE f.keep_s IS NOT NULL
-LIMIT ?2;
-
--- name: look_expired_keys
-SELECT
-    (SELECT count(*) FROM (SELECT 1 FROM unstuck_kept_keys WHERE until < ?1 LIMIT ?2)),
-    (SELECT ?1 - until FROM unstuck_kept_keys ORDER BY until LIMIT 1);
+SELECT kind, max(past_s) FROM late GROUP BY kind HAVING max(past_s) > 0 ORDER BY kind;
 
 -- name: look_watch
 -- About 200 rows, 2,000 at most: the ledger keeps no more.

@@ -1,4 +1,4 @@
--- Lines, limits of queues, keys that are kept for a period, expiry, starvation and what is kept for a time of its own.
+-- Lines, limits of queues, keys that are kept for a period, expiry and what is kept for a time of its own.
 
 -- name: places_of
 SELECT places FROM unstuck_lines WHERE key = ?;
@@ -131,29 +131,6 @@ SET state = 'cancelled', ready = 0, waiting = 0, blocked = 0, finished_at = ?2, 
     error_details = NULL
 WHERE id = ?1 AND state = 'pending' AND expires_at <= ?2
 RETURNING tied, error_cause;
-
--- name: ready_queue_after
-SELECT queue FROM unstuck_jobs INDEXED BY unstuck_jobs_ready WHERE ready = 1 AND queue > ? ORDER BY queue LIMIT 1;
-
--- name: ready_rank_after
-SELECT rank FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
-WHERE ready = 1 AND queue = ?1 AND rank > ?2
-ORDER BY rank
-LIMIT 1;
-
--- name: count_in_front
-SELECT count(*) FROM (
-    SELECT 1 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready WHERE ready = 1 AND queue = ?1 AND rank <= ?2 LIMIT ?3
-);
-
--- name: first_of_rank
-SELECT id, run_at FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
-WHERE ready = 1 AND queue = ?1 AND rank = ?2
-ORDER BY id
-LIMIT ?3;
-
--- name: lift_job
-UPDATE unstuck_jobs SET rank = ?2 WHERE id = ?1 AND ready = 1;
 
 -- name: next_keep_s
 SELECT keep_s FROM unstuck_jobs INDEXED BY unstuck_jobs_kept

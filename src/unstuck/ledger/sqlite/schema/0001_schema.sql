@@ -241,12 +241,10 @@ CREATE TABLE unstuck_beats (
     processed INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
 
--- Only hosts of which something was decided. A worker that is born on a disabled one takes nothing either.
+-- Disabled hosts. A worker that starts on one of them takes no jobs either.
 CREATE TABLE unstuck_hosts (
     name TEXT PRIMARY KEY,
-    disabled TEXT CHECK (disabled IS NULL OR json_valid(disabled)),
-    -- Deaths before this are forgiven.
-    enabled_at REAL
+    disabled TEXT NOT NULL CHECK (json_valid(disabled))
 ) STRICT, WITHOUT ROWID;
 
 -- What the apps of the workers know, so that doors without the app can enqueue it.
