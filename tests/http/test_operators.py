@@ -276,9 +276,10 @@ class TestLook:
         assert door.client.delete(f"{API}/schedules/{name}").status_code == 404
 
     def test_doctor(self, door: ApiClient) -> None:
-        door.post("/queues/asleep/pause")
+        queue = door.queue()
+        door.post(f"/queues/{queue}/pause")
         assert "queue-paused" in [finding["code"] for finding in door.get("/doctor")]
-        door.post("/queues/asleep/resume")
+        door.post(f"/queues/{queue}/resume")
 
 
 # Where each command of the command line is in the API.

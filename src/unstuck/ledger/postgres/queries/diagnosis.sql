@@ -187,7 +187,7 @@ with recursive own (keep_s) as (
 ), late (kind, past) as (
     select 'jobs', clock_timestamp() - j.finished_at - make_interval(secs => greatest(%(jobs_s)s, j.keep_s))
     from (
-        select * from {schema}.jobs
+        select finished_at, keep_s, workflow_id from {schema}.jobs
         where id >= coalesce((select least(position, lowest_left - 1) from {schema}.sweeps where name = 'jobs'), 0)
         order by id limit %(rows)s) j
     where j.workflow_id is null

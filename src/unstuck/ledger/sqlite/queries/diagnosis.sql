@@ -92,7 +92,7 @@ WITH RECURSIVE own (keep_s) AS (
 ),
 late (kind, past_s) AS (
     SELECT 'jobs', ?1 - j.finished_at - max(?2, coalesce(j.keep_s, 0))
-    FROM (SELECT * FROM unstuck_jobs ORDER BY id LIMIT ?4) j
+    FROM (SELECT finished_at, keep_s, workflow_id FROM unstuck_jobs ORDER BY id LIMIT ?4) j
     WHERE j.workflow_id IS NULL
         OR NOT EXISTS (SELECT 1 FROM unstuck_workflows w WHERE w.id = j.workflow_id AND w.finished_at IS NULL)
     UNION ALL
