@@ -17,6 +17,7 @@ from unstuck.domain.api_tokens import Caller
 from unstuck.domain.journal import unpack_journal
 from unstuck.domain.states import JobState
 from unstuck.errors import LedgerUnavailable, PayloadError, RefusedValue
+from unstuck.http.auth.answers import AnswerRoom
 from unstuck.http.problems import Problem
 from unstuck.http.workers import claims
 from unstuck.http.workers.service import WorkerService, instructions, may_claim, next_beat_s
@@ -52,7 +53,7 @@ class TurnRequest:
 
 
 async def take_turn(
-    service: WorkerService, worker: RemoteWorker, caller: Caller, receive: claims.Receive, asked: TurnRequest
+    service: WorkerService, worker: RemoteWorker, caller: Caller, requester: claims.Requester, asked: TurnRequest
 ) -> dict[str, Any]:
     """Return the answer to a turn; raise the problem of a worker that is gone or serves nothing."""
     if asked.limit:
@@ -62,12 +63,13 @@ async def take_turn(
         standing = await service.standing(worker)
         done = await _plain(service, worker, asked.settle)
         results = [] if done is not None else await settle(service, worker, caller, asked.settle)
-        again = await _lost_answers(service, worker, asked)
+        has_room = await _has_room(requester.room, asked)
+        again = await _lost_answers(service, worker, asked) if has_room else []
         if waiter.told:
             # Somebody may have a word for it: what is asked of it is looked up before it gets a job.
             waiter.told = False
             standing = await service.beat(worker)
-        wants = asked.limit > 0 and not again and may_claim(standing) and not waiter.told
+        wants = has_room and not again and may_claim(standing) and not waiter.told
         wish = (
             ClaimRequest(worker.queues, worker.tasks, asked.limit, start=asked.limit if asked.start else 0)
             if wants
@@ -75,7 +77,7 @@ async def take_turn(
         )
         claimed: tuple[Claimed, ...] = ()
         more = False
-        presence = claims.ClientConnection(receive) if wants else None
+        presence = claims.ClientConnection(requester.receive) if wants else None
         try:
             if done or wish is not None:
                 answer = await _one_commit(service, worker, caller, asked.settle, done or {}, wish, results)
@@ -84,7 +86,8 @@ async def take_turn(
                     await claims.give_back(service.turns.take, service.ledger, worker, claimed)
                     raise claims.ClientGone
             if presence is not None and not claimed and asked.wait_s > 0:
-                claimed = await _wait(service, worker, waiter, presence, asked)
+                requester.room.release()
+                claimed = await _wait(service, worker, waiter, presence, requester.room, asked)
                 standing = standing if claimed else await service.beat(worker)
         except claims.ClientGone:
             raise Problem(CLIENT_CLOSED, "client_gone", "The client closed its connection.") from None
@@ -97,12 +100,12 @@ async def take_turn(
 
 
 async def claim_afresh(
-    service: WorkerService, worker: RemoteWorker, caller: Caller, receive: claims.Receive, asked: TurnRequest
+    service: WorkerService, worker: RemoteWorker, caller: Caller, requester: claims.Requester, asked: TurnRequest
 ) -> dict[str, Any]:
     """Claim with a fresh look at what is asked of the worker, and at what it holds if it says what it knows of."""
     check_serves(worker)
     service.look_again(worker)
-    taken = await take_turn(service, worker, caller, receive, asked)
+    taken = await take_turn(service, worker, caller, requester, asked)
     del taken["results"]
     return taken
 
@@ -204,7 +207,12 @@ async def _one_commit(
 
 
 async def _wait(
-    service: WorkerService, worker: RemoteWorker, waiter: Any, presence: claims.ClientConnection, asked: TurnRequest
+    service: WorkerService,
+    worker: RemoteWorker,
+    waiter: claims.Waiter,
+    presence: claims.ClientConnection,
+    room: AnswerRoom,
+    asked: TurnRequest,
 ) -> tuple[Claimed, ...]:
     try:
         claimed = await claims.claim(
@@ -214,6 +222,7 @@ async def _wait(
             waiter,
             worker,
             presence,
+            room,
             partial(_may_claim_still, service, worker),
             limit=asked.limit,
             wait_s=asked.wait_s,
@@ -230,9 +239,19 @@ async def _may_claim_still(service: WorkerService, worker: RemoteWorker) -> bool
     return may_claim(await service.beat(worker))
 
 
+async def _has_room(room: AnswerRoom, asked: TurnRequest) -> bool:
+    """Return whether there is room for jobs in the answer. What was done is not kept waiting for it."""
+    if asked.limit == 0:
+        return False
+    if asked.settle:
+        return room.try_take_for_claim()
+    await room.take_for_claim()
+    return True
+
+
 async def _lost_answers(service: WorkerService, worker: RemoteWorker, asked: TurnRequest) -> list[dict[str, Any]]:
     """Return the jobs that an earlier answer was to bring and the worker does not know of."""
-    if asked.have is None or asked.limit == 0:
+    if asked.have is None:
         return []
     known = {*asked.have, *(item.token for item in asked.settle)}
     now_s = time.monotonic()
