@@ -139,6 +139,8 @@ class Requester:
 
     receive: Receive
     room: AnswerRoom
+    is_large: bool = False
+    """Its body is: what is made of it is made beside the event loop."""
 
 
 TakeTurn = Callable[[Turn], Awaitable[TurnAnswer]]

@@ -4,10 +4,11 @@ Thousands of workers beat, and busy ones settle and claim a thousand times per s
 the usual way, which says what is wrong with it: so nothing is decided here that is not decided there too.
 """
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import anyio.to_thread
 import msgspec
@@ -24,7 +25,7 @@ from unstuck.domain.states import LIVE_STATES
 from unstuck.domain.text import checked_name
 from unstuck.errors import UnstuckError
 from unstuck.http.auth.callers import Requires
-from unstuck.http.auth.limits import replayed
+from unstuck.http.auth.limits import LARGE_BYTES, replayed
 from unstuck.http.openapi import json_response
 from unstuck.http.problems import Problem, problem_of
 from unstuck.http.routing import api_router
@@ -109,6 +110,7 @@ _settle_decoder = msgspec.json.Decoder(_Settle)
 _claim_decoder = msgspec.json.Decoder(_Claim)
 _start_decoder = msgspec.json.Decoder(_Start)
 
+T = TypeVar("T")
 Answering = Callable[[Caller, bytes, Requester], Awaitable[bytes | None]]
 
 
@@ -130,7 +132,7 @@ class FastRoutes:
         with manners.hurry() if answering == self._beat else nullcontext():
             body = await _whole(receive)
             try:
-                requester = Requester(receive, scope["state"]["answer_room"])
+                requester = Requester(receive, scope["state"]["answer_room"], len(body) > LARGE_BYTES)
                 answer = await self._quickly(answering, scope["state"]["caller"], body, requester)
             except _Refused as refused:
                 await refused.problem.response()(scope, receive, send)
@@ -178,12 +180,11 @@ class FastRoutes:
 
     async def _beat(self, caller: Caller, body: bytes, requester: Requester) -> bytes | None:
         try:
-            said = _beat_decoder.decode(body)
-            metadata = None if said.metadata is None else checked_metadata(said.metadata)
+            said = await _beside(requester, _read_beat, body)
             worker = self._service.workers.known(checked_name(said.worker_id, "Worker"))
             if worker is None or not may_speak_for(worker, caller):
                 return None
-            answer = await self._service.pulse(worker, metadata)
+            answer = await self._service.pulse(worker, said.metadata)
         except Exception:  # noqa: BLE001 - a beat may be written twice, and there it is said what is wrong
             return None
         return None if answer.state not in LIVE_STATES else msgspec.json.encode(heartbeat_answer(worker, answer))
@@ -191,14 +192,14 @@ class FastRoutes:
     async def _turn(
         self, worker: RemoteWorker, caller: Caller, body: bytes, requester: Requester
     ) -> dict[str, Any] | None:
-        said = _turn_decoder.decode(body)
+        said = await _beside(requester, _turn_decoder.decode, body)
         asked = TurnRequest(said.settle, said.claim, said.wait, said.start, said.have)
         return await take_turn(self._service, worker, caller, requester, asked)
 
     async def _claim(
         self, worker: RemoteWorker, caller: Caller, body: bytes, requester: Requester
     ) -> dict[str, Any] | None:
-        said = _claim_decoder.decode(body)
+        said = await _beside(requester, _claim_decoder.decode, body)
         return await claim_afresh(
             self._service, worker, caller, requester, TurnRequest((), said.limit, said.wait, said.start, said.have)
         )
@@ -206,14 +207,28 @@ class FastRoutes:
     async def _start(
         self, worker: RemoteWorker, caller: Caller, body: bytes, requester: Requester
     ) -> dict[str, Any] | None:
-        results = await turns_start(self._service, worker, caller, keys_of(_start_decoder.decode(body).jobs))
+        said = await _beside(requester, _start_decoder.decode, body)
+        results = await turns_start(self._service, worker, caller, keys_of(said.jobs))
         return _told(worker, results)
 
     async def _settle(
         self, worker: RemoteWorker, caller: Caller, body: bytes, requester: Requester
     ) -> dict[str, Any] | None:
-        results = await settle_plainly(self._service, worker, caller, _settle_decoder.decode(body).jobs)
+        said = await _beside(requester, _settle_decoder.decode, body)
+        results = await settle_plainly(self._service, worker, caller, requester, said.jobs)
         return _told(worker, results) if results else None
+
+
+def _read_beat(body: bytes) -> _Beat:
+    said = _beat_decoder.decode(body)
+    if said.metadata is not None:
+        said.metadata = checked_metadata(said.metadata)
+    return said
+
+
+async def _beside(requester: Requester, read: Callable[[bytes], T], body: bytes) -> T:
+    """Read a body: a large one beside the loop that serves the others."""
+    return await asyncio.to_thread(read, body) if requester.is_large else read(body)
 
 
 def heartbeat_answer(worker: RemoteWorker, answer: HeartbeatAnswer) -> dict[str, Any]:
@@ -260,7 +275,7 @@ async def claim(
     lost with an answer."""
     worker = await anyio.to_thread.run_sync(service.worker, worker_id, caller)
     asked = TurnRequest((), body.limit, body.wait, body.start, body.have)
-    return json_response(await claim_afresh(service, worker, caller, _requester(request), asked))
+    return json_response(await claim_afresh(service, worker, caller, await _requester(request), asked))
 
 
 @router.post("/turn", response_model=TurnTaken, summary="Settle, claim and start in one request")
@@ -273,7 +288,7 @@ async def turn(
     worker = await anyio.to_thread.run_sync(service.worker, worker_id, caller)
     check_follow_up(caller, body.settle)
     asked = TurnRequest(body.settle, body.claim, body.wait, body.start, body.have)
-    return json_response(await take_turn(service, worker, caller, _requester(request), asked))
+    return json_response(await take_turn(service, worker, caller, await _requester(request), asked))
 
 
 @router.post("/start", response_model=Results, summary="Say that work on these jobs begins")
@@ -314,8 +329,9 @@ def release(worker_id: str, body: JobsBody, service: WorkerServiceDep, caller: W
     return _results(worker, service.attempts(worker, caller).release(body.jobs))
 
 
-def _requester(request: Request) -> Requester:
-    return Requester(request.receive, request.state.answer_room)
+async def _requester(request: Request) -> Requester:
+    # The body has been read, and is kept.
+    return Requester(request.receive, request.state.answer_room, len(await request.body()) > LARGE_BYTES)
 
 
 def check_follow_up(caller: Caller, items: Sequence[SettleItem]) -> None:

@@ -61,7 +61,7 @@ async def take_turn(
     # In line from here: whoever asks it to drain while its beat is written is heard.
     with service.wakeups.wait_in(claims.line_of(worker), worker.id) as waiter:
         standing = await service.standing(worker)
-        done = await _plain(service, worker, asked.settle)
+        done = await _plain(service, worker, requester, asked.settle)
         results = [] if done is not None else await settle(service, worker, caller, asked.settle)
         has_room = await _has_room(requester.room, asked)
         again = await _lost_answers(service, worker, asked) if has_room else []
@@ -142,10 +142,14 @@ def check_serves(worker: RemoteWorker) -> None:
 
 
 async def settle_plainly(
-    service: WorkerService, worker: RemoteWorker, caller: Caller, items: Sequence[Outcomes]
+    service: WorkerService,
+    worker: RemoteWorker,
+    caller: Caller,
+    requester: claims.Requester,
+    items: Sequence[Outcomes],
 ) -> list[Result] | None:
     """Settle plain successes without looking into the ledger first; None if they are not, or could not be written."""
-    done = await _plain(service, worker, items)
+    done = await _plain(service, worker, requester, items)
     if not done:
         return None
     results: list[Result] = []
@@ -153,18 +157,25 @@ async def settle_plainly(
     return results if answer is not None else None
 
 
-async def _plain(service: WorkerService, worker: RemoteWorker, items: Sequence[Outcomes]) -> dict[Key, Success] | None:
+async def _plain(
+    service: WorkerService, worker: RemoteWorker, requester: claims.Requester, items: Sequence[Outcomes]
+) -> dict[Key, Success] | None:
     """Return what is to be written if all of them are plain successes of jobs that were handed out here."""
+    for item in items:
+        if service.handed.get(worker.id, (item.job_id, item.token)) is None or not settled_plainly(item):
+            return None
+    encode = partial(_successes, items, service.services.settings.max_payload_bytes)
+    try:
+        return await anyio.to_thread.run_sync(encode) if requester.is_large else encode()
+    except PayloadError:
+        return None
+
+
+def _successes(items: Sequence[Outcomes], limit_bytes: int) -> dict[Key, Success]:
     done: dict[Key, Success] = {}
-    limit_bytes = service.services.settings.max_payload_bytes
     for item in items:
         key = (item.job_id, item.token)
-        if service.handed.get(worker.id, key) is None or not settled_plainly(item):
-            return None
-        try:
-            done[key] = Success(*key, payload.encode(item.result, f"The result of job {item.job_id}", limit_bytes))
-        except PayloadError:
-            return None
+        done[key] = Success(*key, payload.encode(item.result, f"The result of job {item.job_id}", limit_bytes))
     return done
 
 
