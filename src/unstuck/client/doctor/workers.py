@@ -204,7 +204,8 @@ def _check_reaper(facts: Facts, diagnosis: Diagnosis) -> Iterator[Finding]:
 
 def _check_switch(facts: Facts, switch: str, code: Code, what: str, cure: str) -> Iterator[Finding]:
     off = [worker.name for worker in facts.living if worker.rules is not None and not getattr(worker.rules, switch)]
-    here = not getattr(facts.settings.recovery, switch)
+    # Workers that stored their rules are judged by those alone.
+    here = not getattr(facts.settings.recovery, switch) and any(worker.rules is None for worker in facts.living)
     if not off and not here:
         return
     where = [f"in {named(off)}"] if off else []
