@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.contract.conftest import OpenLedger
@@ -14,6 +15,7 @@ from unstuck.config import Recovery, Settings
 from unstuck.domain.liveness import Detector, Process, Session
 from unstuck.domain.states import JobState, Transport, WorkerState
 from unstuck.domain.worker_health import DISABLE_AT, Health, should_disable_host
+from unstuck.errors import NameTaken
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import TaskRecord
 from unstuck.ledger.contract.recovery import GuardNone, WorkerWatch
@@ -288,6 +290,46 @@ def test_a_name_leads_to_one_living_worker_and_to_the_last_when_none_lives(ledge
     found = ledger.remote_worker_named("node")
     assert found is not None
     assert (found.id, found.state) == ("f2", WorkerState.ACTIVE)
+
+
+def test_a_python_worker_and_one_of_another_transport_cannot_share_a_name(ledger: Ledger) -> None:
+    python, other = birth("py", name="ada"), birth("http", name="ada", transport=Transport.HTTP)
+    ledger.register(other)
+    with pytest.raises(NameTaken, match=r"worker over HTTP or ZeroMQ is named 'ada'.*another name"):
+        ledger.register(python)
+    assert [worker.id for worker in ledger.workers()] == ["http"]
+    # Repeated after a lost answer it changes nothing.
+    ledger.register(other)
+    ledger.retire("http")
+    ledger.register(python)
+    ledger.register(python)
+    # Of one app many workers may have the same name.
+    ledger.register(birth("py2", name="ada"))
+    with pytest.raises(NameTaken, match="worker in Python is named 'ada'"):
+        ledger.register(birth("http2", name="ada", transport=Transport.HTTP))
+    assert {worker.id for worker in ledger.workers(living_only=True)} == {"py", "py2"}
+
+
+def test_of_two_kinds_that_register_one_name_at_once_one_lives(ledger: Ledger, open_again: OpenLedger) -> None:
+    second = open_again()
+    both = threading.Barrier(2)
+    refused: list[str] = []
+
+    def register(through: Ledger, number: int, transport: Transport) -> None:
+        both.wait()
+        try:
+            through.register(birth(f"{transport}{number}", name=f"n{number}", transport=transport))
+        except NameTaken:
+            refused.append(f"{transport}{number}")
+
+    def register_all(through: Ledger, transport: Transport) -> None:
+        for number in range(50):
+            register(through, number, transport)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(register_all, (ledger, second), (Transport.PYTHON, Transport.HTTP)))
+    assert len(refused) == 50
+    assert sorted(worker.name for worker in ledger.workers(living_only=True)) == sorted(f"n{n}" for n in range(50))
 
 
 def test_of_many_that_register_one_name_at_once_one_lives(ledger: Ledger, open_again: OpenLedger) -> None:
