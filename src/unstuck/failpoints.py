@@ -45,6 +45,8 @@ POINTS = frozenset(
         "schedule.after_commit",
         "http.request_received",
         "http.claim_waiting",
+        "http.answer_waiting",
+        "http.result_waiting",
     }
 )
 

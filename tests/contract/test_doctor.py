@@ -173,6 +173,12 @@ class TestRecovery:
         off = look(auto_requeue_stale_claimed=False, auto_fail_stale_running=False)
         assert set(off) == {"requeue-switched-off", "fail-switched-off"}
 
+    def test_settings_here_decide_nothing_for_workers_that_stored_their_rules(self, ledger: Ledger, look: Look) -> None:
+        ledger.register(birth("w1", rules=RecoveryRules(), **CALM))
+        assert look(auto_requeue_stale_claimed=False, auto_fail_stale_running=False) == {}
+        ledger.register(birth("w2", **CALM))
+        assert set(look(auto_fail_stale_running=False)) == {"fail-switched-off"}
+
     def test_recovery_is_switched_off_in_a_worker(self, ledger: Ledger, look: Look) -> None:
         ledger.register(birth("w1", rules=RecoveryRules(auto_fail_stale_running=False), **CALM))
         assert set(look()) == {"fail-switched-off"}

@@ -72,9 +72,17 @@ def test_a_task_whose_jobs_fail_is_found_until_they_succeed_again(ledger: Ledger
     assert "ValueError: boom" in told.message
     ended(ledger, "add", failed=0, succeeded=15)
     assert findings(ledger, url)["task-failing"].severity == "warning"
-    assert conditions(ledger) == [("over", "task_failing")]
+    assert conditions(ledger) == []
     ended(ledger, "add", failed=0, succeeded=100)
     assert "task-failing" not in findings(ledger, url)
+    assert conditions(ledger) == [("over", "task_failing")]
+
+
+def test_the_doctor_and_alerts_have_one_rate(ledger: Ledger, url: str) -> None:
+    ended(ledger, "add", failed=30, succeeded=70)
+    assert findings(ledger, url)["task-failing"].severity == "warning"
+    higher: Any = config.build({"url": url, "alerts": {"failure_rate": 0.31}})
+    assert "task-failing" not in {finding.code.value for finding in examine(gather(ledger, higher))}
 
 
 def test_a_few_failures_among_many_are_no_finding(ledger: Ledger, url: str) -> None:

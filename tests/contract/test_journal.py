@@ -341,3 +341,22 @@ def test_a_signal_that_nobody_can_take_is_refused_in_words(ledger: Ledger, url: 
         operator.signal(job.job_id, "x")
     with pytest.raises(JobNotFound):
         operator.signal(2**70, "x")
+
+
+def test_what_is_shown_of_a_journal_and_of_signals_is_bounded_by_bytes_and_the_largest_are_left_out(
+    ledger: Ledger, w1: str
+) -> None:
+    job = running(ledger)
+    large, small = b'"' + b"a" * 400_000 + b'"', b'"b"'
+    values = [large, small, large, large, small]
+    turn(ledger, entries=[entry(job, seq, value) for seq, value in enumerate(values, 1)])
+    for value in values:
+        ledger.signal(job.job_id, "go", value, "me")
+    for records in (ledger.journal(job.job_id, 1_000_000), ledger.signals(job.job_id, 1_000_000)):
+        assert [one.value for one in records] == [large, small, large, b"", small]
+    assert [one.value for one in ledger.journal(job.job_id)] == values
+    shown = Operator(ledger, Settings()).job_view(job.job_id)
+    assert sum(one["value"] == large.decode().strip('"') for one in shown["journal"]) == 2
+    assert shown["journal"][3]["value"] == f"(too much to show; app.operator.journal({job.job_id}) has it)"
+    assert shown["signals"][3]["value"] == f"(too much to show; app.operator.signals({job.job_id}) has it)"
+    assert [one.value for one in Operator(ledger, Settings()).journal(job.job_id)] == values

@@ -1,32 +1,33 @@
 """Monitors, the doctor and alerts judge by one set of rules: what is a problem for one is a problem for all."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.contract.test_failure_rates import ended
+from tests.support import dashboard
 from tests.support.backdoor import Backdoor
-from tests.support.builders import birth, failure, put, running, turn
+from tests.support.builders import birth, failure, put, running, turn, verdict
 from tests.support.doctor import CALM
 
 from unstuck import config
 from unstuck.client.doctor.examine import examine
 from unstuck.client.doctor.facts import gather
+from unstuck.client.doctor.findings import capital
 from unstuck.client.doctor.health import quick_health
-from unstuck.config import Alerts
-from unstuck.domain.conditions import Code
+from unstuck.domain.conditions import WATCHED, Code
+from unstuck.domain.endings import Ending, JobError
+from unstuck.domain.states import AttemptState, JobState
+from unstuck.domain.worker_health import IN_A_ROW
+from unstuck.http.dashboard.overview import sum_up
 from unstuck.ledger.contract import Ledger
-from unstuck.notify.alerts.conditions import AlertKind, find_conditions
+from unstuck.ledger.contract.recovery import GuardNone
+from unstuck.notify.alerts.conditions import CONDITIONS, AlertKind, find_conditions
 from unstuck.notify.failures import look_at_failures
 
-ALERTS = {
-    Code.NO_REAPER: AlertKind.NO_REAPER,
-    Code.NO_WORKER_FOR_QUEUE: AlertKind.NO_WORKERS,
-    Code.SILENT_WORKER: AlertKind.HEARTBEAT_LATE,
-    Code.TASK_FAILING: AlertKind.TASK_FAILING,
-    Code.SCHEDULE_FAILING: AlertKind.SCHEDULE_FAILING,
-}
-"""Which alert is told of what the doctor finds."""
+TOLD = frozenset({AlertKind.QUARANTINED, AlertKind.WORKFLOW_PAUSED, AlertKind.WORKER_DIED, AlertKind.CRASH_LOOP})
+"""Alerts of what happened once: they are made of an event. All others are of a condition that lasts."""
 
 
 def reaped(ledger: Ledger) -> None:
@@ -78,35 +79,91 @@ def failing_jobs(ledger: Ledger, meddler: Backdoor) -> None:
     ended(ledger, "add", failed=5, succeeded=0)
 
 
-@pytest.mark.parametrize(
-    ("situation", "codes"),
-    [
-        (nothing, set()),
-        (jobs_without_workers, {Code.NO_WORKER_FOR_QUEUE}),
-        (a_paused_queue, set()),
-        (a_fleet_that_just_started, set()),
-        (a_fleet_without_a_reaper, {Code.NO_REAPER}),
-        (a_disabled_worker, set()),
-        (a_silent_worker, {Code.SILENT_WORKER}),
-        (failing_jobs, {Code.TASK_FAILING}),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_monitors_the_doctor_and_alerts_find_the_same(
-    ledger: Ledger, meddler: Backdoor, url: str, situation: Callable[[Ledger, Backdoor], None], codes: set[Code]
+def jobs_of_which_some_fail(ledger: Ledger, meddler: Backdoor) -> None:
+    reaped(ledger)
+    ledger.register(birth("w1", **CALM))
+    ended(ledger, "add", failed=30, succeeded=70)
+
+
+def jobs_of_which_few_fail(ledger: Ledger, meddler: Backdoor) -> None:
+    reaped(ledger)
+    ledger.register(birth("w1", **CALM))
+    ended(ledger, "add", failed=19, succeeded=81)
+
+
+def a_quarantined_job(ledger: Ledger, meddler: Backdoor) -> None:
+    reaped(ledger)
+    ledger.register(birth("w1", **CALM))
+    job = running(ledger)
+    error = JobError("CRASHED_TOO_OFTEN", "It killed 4 runners", "SIGSEGV", {})
+    turn(ledger, endings=[Ending(job.job_id, job.token, JobState.QUARANTINED, AttemptState.CRASHED, error=error)])
+
+
+def a_dead_worker_with_jobs(ledger: Ledger, meddler: Backdoor) -> None:
+    reaped(ledger)
+    for worker_id in ("w1", "w2"):
+        ledger.register(birth(worker_id, **CALM))
+    running(ledger, "w2")
+    assert ledger.declare_dead("w2", verdict(), GuardNone())
+    meddler.age_worker("w2", 60.0)
+
+
+def a_worker_under_which_all_jobs_die(ledger: Ledger, meddler: Backdoor) -> None:
+    reaped(ledger)
+    ledger.register(birth("w1", metadata={"health": {"in_a_row": IN_A_ROW, "deaths": IN_A_ROW}}, **CALM))
+
+
+SITUATIONS: list[tuple[Callable[[Ledger, Backdoor], None], dict[Code, str]]] = [
+    (nothing, {}),
+    (jobs_without_workers, {Code.NO_WORKER_FOR_QUEUE: "problem"}),
+    (a_paused_queue, {}),
+    (a_fleet_that_just_started, {}),
+    (a_fleet_without_a_reaper, {Code.NO_REAPER: "problem"}),
+    (a_disabled_worker, {}),
+    (a_silent_worker, {Code.SILENT_WORKER: "warning"}),
+    (failing_jobs, {Code.TASK_FAILING: "problem"}),
+    (jobs_of_which_some_fail, {Code.TASK_FAILING: "warning"}),
+    (jobs_of_which_few_fail, {}),
+    (a_quarantined_job, {Code.QUARANTINED: "warning"}),
+    (a_dead_worker_with_jobs, {Code.DEAD_WORKER_HOLDS_JOBS: "problem"}),
+    (a_worker_under_which_all_jobs_die, {Code.EVERYTHING_DIES: "problem"}),
+]
+
+
+@pytest.mark.parametrize(("situation", "codes"), SITUATIONS, ids=lambda value: getattr(value, "__name__", ""))
+def test_monitors_the_doctor_alerts_and_the_headline_find_the_same(
+    ledger: Ledger,
+    meddler: Backdoor,
+    url: str,
+    situation: Callable[[Ledger, Backdoor], None],
+    codes: dict[Code, str],
 ) -> None:
     situation(ledger, meddler)
     settings: Any = config.build({"url": url})
     health = quick_health(ledger, settings)
-    assert {trouble.code for trouble in health.troubles} == codes
-    assert health.status == ("degraded" if codes else "ok")
-    assert {finding.code for finding in examine(gather(ledger, settings))} & set(ALERTS) == codes
-    failures = look_at_failures(ledger, Alerts().failure_rate)
-    found = find_conditions(ledger.look_for_conditions(), Alerts(), settings.recovery.check_interval_s, failures)
-    assert {one.kind for one in found} == {ALERTS[code] for code in codes}
+    assert {trouble.code: trouble.severity for trouble in health.troubles} == codes
+    worst = "problem" in codes.values()
+    assert health.status == ("failing" if worst else "degraded" if codes else "ok")
+    findings = tuple(examine(gather(ledger, settings)))
+    watched = {finding.code: finding for finding in findings if finding.code in WATCHED and finding.severity != "info"}
+    assert {code: finding.severity for code, finding in watched.items()} == codes
+    failures = look_at_failures(ledger, settings.alerts.failure_rate)
+    found = find_conditions(ledger.look_for_conditions(), settings.alerts, 1.0, failures)
+    kinds = {AlertKind(kind) for code in codes if (kind := WATCHED[code]) is not None}
+    assert {one.kind for one in found} == kinds - TOLD
+    headline = sum_up(dashboard.snapshot(time.time(), ledger.workers(), findings), [])
+    assert (headline.level == "problem") == worst
+    if codes:
+        assert any(headline.sentence.startswith(capital(finding.what)) for finding in watched.values())
     for trouble in health.troubles:
-        assert trouble.message
+        assert trouble.what
         assert trouble.cure
+
+
+def test_every_alert_is_about_something_that_monitors_are_told_of() -> None:
+    about = {kind for kind in WATCHED.values() if kind is not None}
+    assert about == set(AlertKind) - {AlertKind.BACKLOG_OLD}, "how old a backlog may be is a setting of alerts alone"
+    assert set(CONDITIONS) == (set(AlertKind) - TOLD)
 
 
 def test_queues_without_workers_are_named(ledger: Ledger, url: str) -> None:
@@ -115,5 +172,6 @@ def test_queues_without_workers_are_named(ledger: Ledger, url: str) -> None:
     ledger.pause("paused", "me")
     health = quick_health(ledger, config.build({"url": url}))
     assert health.unserved == ("it's slow",)
+    assert health.status == "failing"
     [trouble] = health.troubles
     assert """unstuck worker module:app --queues 'it'"'"'s slow'""" in trouble.cure

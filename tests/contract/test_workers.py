@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.contract.conftest import OpenLedger
@@ -14,6 +15,7 @@ from unstuck.config import Recovery, Settings
 from unstuck.domain.liveness import Detector, Process, Session
 from unstuck.domain.states import JobState, Transport, WorkerState
 from unstuck.domain.worker_health import DISABLE_AT, Health
+from unstuck.errors import NameTaken
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import TaskRecord
 from unstuck.ledger.contract.recovery import GuardNone, WorkerWatch
@@ -290,6 +292,46 @@ def test_a_name_leads_to_one_living_worker_and_to_the_last_when_none_lives(ledge
     assert (found.id, found.state) == ("f2", WorkerState.ACTIVE)
 
 
+def test_a_python_worker_and_one_of_another_transport_cannot_share_a_name(ledger: Ledger) -> None:
+    python, other = birth("py", name="ada"), birth("http", name="ada", transport=Transport.HTTP)
+    ledger.register(other)
+    with pytest.raises(NameTaken, match=r"worker over HTTP or ZeroMQ is named 'ada'.*another name"):
+        ledger.register(python)
+    assert [worker.id for worker in ledger.workers()] == ["http"]
+    # Repeated after a lost answer it changes nothing.
+    ledger.register(other)
+    ledger.retire("http")
+    ledger.register(python)
+    ledger.register(python)
+    # Of one app many workers may have the same name.
+    ledger.register(birth("py2", name="ada"))
+    with pytest.raises(NameTaken, match="worker in Python is named 'ada'"):
+        ledger.register(birth("http2", name="ada", transport=Transport.HTTP))
+    assert {worker.id for worker in ledger.workers(living_only=True)} == {"py", "py2"}
+
+
+def test_of_two_kinds_that_register_one_name_at_once_one_lives(ledger: Ledger, open_again: OpenLedger) -> None:
+    second = open_again()
+    both = threading.Barrier(2)
+    refused: list[str] = []
+
+    def register(through: Ledger, number: int, transport: Transport) -> None:
+        both.wait()
+        try:
+            through.register(birth(f"{transport}{number}", name=f"n{number}", transport=transport))
+        except NameTaken:
+            refused.append(f"{transport}{number}")
+
+    def register_all(through: Ledger, transport: Transport) -> None:
+        for number in range(50):
+            register(through, number, transport)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(register_all, (ledger, second), (Transport.PYTHON, Transport.HTTP)))
+    assert len(refused) == 50
+    assert sorted(worker.name for worker in ledger.workers(living_only=True)) == sorted(f"n{n}" for n in range(50))
+
+
 def test_of_many_that_register_one_name_at_once_one_lives(ledger: Ledger, open_again: OpenLedger) -> None:
     ledgers = [open_again() for _ in range(4)]
     threads = [threading.Thread(target=other.register, args=(foreign(f"f{n}"),)) for n, other in enumerate(ledgers)]
@@ -481,20 +523,6 @@ def test_clients_can_enqueue_what_only_it_knows(ledger: Ledger, living: bool) ->
 def watchdog(url: str) -> Watchdog:
     watched = Watched(ProgressClock(), ProgressClock(), ProgressClock(), lambda: False, lambda: False)
     return Watchdog("w1", Settings(url=url), watched, SdNotifier())
-
-
-def test_the_ledger_is_asked_without_taking_anything(ledger: Ledger, url: str) -> None:
-    ledger.register(birth())
-    job = put(ledger)
-    assert watchdog(url)._ledger_answers()
-    record = ledger.job(job)
-    assert record is not None
-    assert record.state is JobState.PENDING
-
-
-def test_a_ledger_that_is_away_is_no_reason_to_die() -> None:
-    assert not watchdog("sqlite:////nowhere/at/all/jobs.db")._ledger_answers()
-    assert not watchdog("postgresql://127.0.0.1:9/nobody")._ledger_answers()
 
 
 def test_the_last_words_stand_in_the_ledger(ledger: Ledger, url: str) -> None:

@@ -1,12 +1,15 @@
 """Every screen on both databases, and what is said where there is nothing to show."""
 
+import html
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, ViewportSize, expect
+from tests.contract.test_failure_rates import ended
 from tests.support.browser import looking, wait_live
+from tests.support.builders import birth
 from tests.support.cli import RETRIED, Cli
 from tests.support.fleet import wait_for
 from tests.support.http_server import Served, serve
@@ -53,6 +56,31 @@ def test_an_empty_ledger_has_a_friendly_word_on_every_screen(shop: Cli) -> None:
             answer = served.client.get(path)
             assert answer.status_code == 200, path
             assert path == "/doctor" or 'class="empty"' in answer.text, path
+
+
+FAILURES = [
+    (2_000, 0, "problem", "2,000 of 2,000 jobs of task 'add' failed in the last hour (100 %)."),
+    (30, 70, "warning", "30 of 100 jobs of task 'add' failed in the last hour (30 %)."),
+    (10, 90, "good", "Everything is all right."),
+]
+
+
+@pytest.mark.parametrize(("failed", "succeeded", "level", "sentence"), FAILURES)
+def test_the_headline_speaks_of_jobs_that_fail(
+    shop: Cli, failed: int, succeeded: int, level: str, sentence: str
+) -> None:
+    with shop.ledger() as ledger:
+        ledger.register(birth("w1", heartbeat_interval_s=600.0, suspect_after_s=3600.0, running_stale_after_s=3600.0))
+        ledger.take_ticket("sweep", 3600.0)
+        ended(ledger, "add", failed, succeeded)
+    with serve(shop.url, env={"UNSTUCK_WEB_REAP": "false"}) as served:
+
+        def is_told() -> bool:
+            page = html.unescape(served.client.get("/").text)
+            assert "no worker" not in page.lower()
+            return f'class="health {level}"' in page and f'<p class="health-line">{sentence}</p>' in page
+
+        wait_for(is_told, sentence)
 
 
 def test_what_does_not_exist_is_a_screen_for_people_and_a_problem_for_programs(shop: Cli) -> None:

@@ -34,7 +34,7 @@ def test_a_monitor_is_told_what_is_missing_and_the_cure(shop: Cli) -> None:
         shop.jobs(2)
         assert codes(client) == ["no-worker-for-queue"]
         health = client.get("/api/v1/health").json()
-        assert health["status"] == "degraded"
+        assert (health["status"], health["troubles"][0]["severity"]) == ("failing", "problem")
         assert health["queues_without_workers"] == ["default"]
         assert "unstuck worker" in health["troubles"][0]["cure"]
         shop.worker()

@@ -3,13 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from fastapi import Request
 from pydantic import ValidationError
 
+from unstuck.app import App
 from unstuck.client import views
+from unstuck.client.workflows.description import build
 from unstuck.domain import frames
 from unstuck.domain.bounded_cbor import decode_cbor
-from unstuck.domain.bounded_json import decode_json
+from unstuck.domain.bounded_json import check_json, decode_json
 from unstuck.domain.bounds import Bounds
 from unstuck.domain.event_cursor import read_cursor
 from unstuck.domain.frames import (
@@ -29,14 +32,16 @@ from unstuck.domain.schedules import checked_timing
 from unstuck.domain.text import checked_name, did_you_mean, one_line
 from unstuck.domain.units import seconds, size_bytes
 from unstuck.errors import ConfigError, PayloadError
+from unstuck.http.api.workflows import described
 from unstuck.http.auth import sessions
 from unstuck.http.auth.limits import FORM, MAX_FORM_BYTES, form_field
 from unstuck.http.auth.origins import read_host
 from unstuck.http.dashboard import rendering
 from unstuck.http.problems import Problem
-from unstuck.http.schemas import NewJobBody
+from unstuck.http.schemas import NewJobBody, NewWorkflowBody
+from unstuck.http.workers import protocol
 from unstuck.ledger.contract.jobs import TaskRecord
-from unstuck.mdp import protocol
+from unstuck.mdp import protocol as mdp_protocol
 from unstuck.mdp.broker.jobs import json_of, raised_in, read_calls
 from unstuck.mdp.broker.request_addresses import read_address
 from unstuck.mdp.client_session import ClientSession
@@ -52,7 +57,49 @@ BOUNDS = Bounds(8 * 1024 * 1024, setting="web.max_body_bytes")
 _KEYED = Policy(order=KeyRule(key="of:{a}", parameters=("a",)))
 _TASKS = {"sum": TaskRecord("sum", "sum", encode_policy(_KEYED))}
 
+_NODES = {"a": TaskRecord("a", "a", encode_policy(Policy()))}
+
+
+_ROOM = 1024
+_BODY_BOUNDS = Bounds(8 * 1024 * 1024 + _ROOM, setting="web.max_body_bytes")
+
+
+def _body(read: Callable[[bytes], object], before: bytes, after: bytes) -> Callable[[bytes], object]:
+    """Return the reader of a request's body around these bytes. It is measured first, as the server does."""
+
+    def read_all(data: bytes) -> object:
+        body = before + data + after
+        check_json(body, _BODY_BOUNDS, "The body")
+        try:
+            return read(body)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            # Answered by the usual way.
+            raise PayloadError(str(error)) from error
+
+    return read_all
+
+
+def _workflow(body: bytes) -> object:
+    asked = NewWorkflowBody.model_validate(msgspec.json.decode(body))
+    return build(App(url="sqlite:///never-opened.db")._runtime, _NODES, asked.name, described(asked.nodes))
+
+
+_NODE = b'{"name":"w","nodes":[{"name":"a","task":"a"},{"task":"a",'
+_SUCCESS = b'[{"job_id":1,"token":1,"outcome":"succeeded","result":'
+_BODIES: dict[str, Callable[[bytes], object]] = {
+    "a beat over HTTP": _body(protocol._read_beat, b'{"worker_id":"w","metadata":{"a":', b"}}"),
+    "a turn over HTTP": _body(protocol._turn_decoder.decode, b'{"settle":' + _SUCCESS, b"}]}"),
+    "what a worker has": _body(protocol._turn_decoder.decode, b'{"claim":1,"have":[1,', b"]}"),
+    "a claim over HTTP": _body(protocol._claim_decoder.decode, b'{"have":[1,', b"]}"),
+    "a start over HTTP": _body(protocol._start_decoder.decode, b'{"jobs":[{"job_id":1,"token":1},', b"]}"),
+    "outcomes over HTTP": _body(protocol._settle_decoder.decode, b'{"jobs":' + _SUCCESS, b"}]}"),
+    "a workflow over HTTP": _body(_workflow, b'{"name":"w","nodes":[{"name":"a","task":"a"},', b"]}"),
+    "arguments of a node": _body(_workflow, _NODE + b'"args":[', b"]}]}"),
+    "nodes that come first": _body(_workflow, _NODE + b'"after":["a",', b"]}]}"),
+}
+
 STORED: dict[str, Callable[[bytes], object]] = {
+    **_BODIES,
     "JSON": lambda data: decode_json(data, BOUNDS),
     "CBOR": lambda data: decode_cbor(data, BOUNDS),
     "a heartbeat over HTTP": lambda data: checked_metadata(decode_json(data, BOUNDS, type=dict[str, Any])),
@@ -97,9 +144,9 @@ TEXTS: dict[str, Callable[[str], object]] = {
     "a new job": lambda text: NewJobBody.model_validate({"task": text, text[:99]: text, "args": [text]}),
     "an address of ours": lambda text: read_address(text.encode()),
     "a message to a client": lambda text: ClientSession().hear(
-        [b"", protocol.CLIENT, text.encode(), text.encode()], 0.0
+        [b"", mdp_protocol.CLIENT, text.encode(), text.encode()], 0.0
     ),
-    "a message to a broker": lambda text: read([b"", protocol.CLIENT, text.encode(), text.encode()]),
+    "a message to a broker": lambda text: read([b"", mdp_protocol.CLIENT, text.encode(), text.encode()]),
 }
 
 

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
+import httpx
 import pytest
+from fastapi import FastAPI
+from pydantic import BaseModel, field_validator
 from tests.support.builders import birth, put
 
 from unstuck.client.runtime import ClientRuntime
@@ -20,11 +23,15 @@ from unstuck.domain.policy import Policy, decode_policy, encode_policy
 from unstuck.domain.states import JobState, WorkerState
 from unstuck.errors import ConfigError, LedgerUnavailable, RefusedValue
 from unstuck.http.api import jobs, status
+from unstuck.http.auth.answers import AnswerBudget, AnswerRoom
+from unstuck.http.auth.limits import LARGE_BYTES
 from unstuck.http.problems import Problem
+from unstuck.http.routing import api_router
 from unstuck.http.server import listening_socket
 from unstuck.http.services import SLOW_AT_ONCE, Services
+from unstuck.http.workers import protocol
 from unstuck.http.workers.batching import HeartbeatBatcher
-from unstuck.http.workers.claims import ClientConnection, ClientGone, Waiter, WakeUps, claim
+from unstuck.http.workers.claims import ClientConnection, ClientGone, Requester, Waiter, WakeUps, claim
 from unstuck.http.workers.turn_batcher import TurnBatcher
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import TaskRecord
@@ -185,6 +192,7 @@ def test_what_was_claimed_for_a_client_that_is_gone_goes_back_at_once(seats: Reg
                 Waiter(remote.id),
                 remote,
                 presence,
+                AnswerRoom(AnswerBudget(), "mine"),
                 wanted,
                 limit=1,
                 wait_s=0,
@@ -208,9 +216,9 @@ def test_a_claim_that_is_cut_off_in_the_middle_leaves_nothing_behind(seats: Regi
         return {}
 
     async def scene() -> None:
-        waiter, presence = Waiter(remote.id), ClientConnection(there)
+        waiter, presence, room = Waiter(remote.id), ClientConnection(there), AnswerRoom(AnswerBudget(), "mine")
         claiming = claim(
-            turns.take, ledger, WakeUps(60), waiter, remote, presence, wanted, limit=1, wait_s=0, start=False
+            turns.take, ledger, WakeUps(60), waiter, remote, presence, room, wanted, limit=1, wait_s=0, start=False
         )
         task = asyncio.ensure_future(claiming)
         while ledger.job(job_id).state is JobState.PENDING:  # type: ignore[union-attr]
@@ -226,6 +234,59 @@ def test_a_claim_that_is_cut_off_in_the_middle_leaves_nothing_behind(seats: Regi
     asyncio.run(scene())
     turns.close()
     assert ledger.held(remote.id) == []
+
+
+# Large bodies -----------------------------------------------------------------------------------
+
+
+class Seen(BaseModel):
+    texts: list[str]
+
+    @field_validator("texts")
+    @classmethod
+    def note(cls, texts: list[str]) -> list[str]:
+        checked_in.append(threading.get_ident())
+        return texts
+
+
+checked_in: list[int] = []
+"""The threads in which bodies were checked."""
+
+
+@pytest.mark.parametrize("texts", [["a"] * LARGE_BYTES, ["a"], [1] * LARGE_BYTES])
+def test_a_large_body_is_checked_once_and_not_in_the_event_loop(texts: list[Any]) -> None:
+    app, router = FastAPI(), api_router("test")
+
+    @router.post("/seen")
+    async def seen(body: Seen) -> int:
+        return len(body.texts)
+
+    app.include_router(router)
+
+    async def scene() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            return await client.post("/api/v1/seen", json={"texts": texts})
+
+    checked_in.clear()
+    answer = asyncio.run(scene())
+    if texts[0] == 1:
+        assert (answer.status_code, checked_in) == (422, [])
+        assert answer.json()["detail"][0]["loc"] == ["body", "texts", 0]
+    else:
+        assert (answer.status_code, answer.json(), len(checked_in)) == (200, len(texts), 1)
+        assert (checked_in[0] == threading.get_ident()) == (len(texts) == 1)
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+def test_a_large_body_of_a_worker_is_read_beside_the_event_loop(is_large: bool) -> None:
+    async def receive() -> Any:
+        raise AssertionError
+
+    def read(body: bytes) -> int:
+        return threading.get_ident()
+
+    requester = Requester(receive, AnswerRoom(AnswerBudget(), "mine"), is_large)
+    assert (asyncio.run(protocol._beside(requester, read, b"")) != threading.get_ident()) == is_large
 
 
 # Beats ------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Building and planning workflows: what cannot be meant is refused, and the largest one takes no time."""
 
+import json
 import time
 from typing import Any
 
@@ -49,6 +50,46 @@ def test_who_waits_for_each_other_is_named() -> None:
     group.add(task, outside).named("inside")
     with pytest.raises(ConfigError, match="in a circle: 'group', 'inside', 'outside' wait"):
         plan(flow, unique_key=None, priority=0)
+
+
+def test_more_edges_than_a_ledger_can_take_are_refused_before_they_are_made() -> None:
+    app = App("sqlite:///nowhere.db")
+    task = app.task(name="add")(lambda *args: None)
+    flow = app.workflow("cross")
+    begun_s = time.thread_time()
+    first = [flow.add(task) for _ in range(MAX_NODES // 2)]
+    group = flow.group("group").after(*first, *first)
+    for _ in range(MAX_NODES // 2 - 1):
+        group.add(task)
+    with pytest.raises(ConfigError, match="in more than 100,000 ways"):
+        plan(flow, unique_key=None, priority=0)
+    assert time.thread_time() - begun_s < PATIENCE_S
+
+
+def test_a_node_that_comes_after_another_in_many_ways_does_so_once() -> None:
+    app = App("sqlite:///nowhere.db")
+    task = app.task(name="add")(lambda *args, **named: None)
+    flow = app.workflow("again")
+    first = flow.add(task)
+    begun_s = time.thread_time()
+    group = flow.group("group").after(*[first] * 5_000)
+    for _ in range(5_000):
+        group.add(task)
+    given: dict[str, Any] = {"a": [first, 1, (2, first)], "b": (1, [2])}
+    last = flow.add(task, given, key=first).after(first, first)
+    found = plan(flow, unique_key=None, priority=0)
+    assert time.thread_time() - begun_s < PATIENCE_S
+    assert len(found.edges) == 5_001
+    assert given["a"][0] is first
+    job = found.nodes[last.place].job
+    assert job is not None
+    call = json.loads(job.payload)
+    assert (call["args"], call["kwargs"]) == ([{"a": [None, 1, [2, None]], "b": [1, [2]]}], {"key": None})
+    assert sorted(map(str, call["refs"])) == [
+        "[['args', 0, 'a', 0], 1]",
+        "[['args', 0, 'a', 2, 1], 1]",
+        "[['kwargs', 'key'], 1]",
+    ]
 
 
 ERROR = {"code": "TASK_FAILED", "message": "boom", "cause": "boom", "node": "a", "job_id": 7}

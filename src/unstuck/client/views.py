@@ -98,8 +98,8 @@ def job_detail(
         "policy": policy_view(decode_policy(job.policy)),
         "attempts": [attempt_view(attempt, names) for attempt in attempts],
         "events": [event_view(event) for event in events],
-        "journal": [entry_view(entry, values) for entry in journal],
-        "signals": [signal_view(signal, values) for signal in signals],
+        "journal": [entry_view(entry, values, job.id) for entry in journal],
+        "signals": [signal_view(signal, values, job.id) for signal in signals],
     }
 
 
@@ -111,32 +111,36 @@ class SharedValues:
         self._redact = redact
         self._left = bounds.MAX_SHOWN
 
-    def view(self, data: bytes) -> Any:
+    def view(self, data: bytes, where: str) -> Any:
+        """Return a value, or a note that it is too much to show, and `where` all of it is."""
+        too_much = f"{TOO_MUCH[:-1]}; {where} has it)"
+        if not data:
+            return too_much
         try:
             used = count_json(data, replace(bounds.shown(data), values=self._left)) if begins_as_json(data) else 1
         except BoundExceeded:
-            return TOO_MUCH
+            return too_much
         self._left = max(0, self._left - used)
         return self._redact(value_view(data, JSON))
 
 
-def entry_view(entry: JournalRecord, values: SharedValues) -> View:
+def entry_view(entry: JournalRecord, values: SharedValues, job_id: int) -> View:
     """What a job wrote down; its checkpoint is the entry 0."""
     return {
         "seq": entry.seq,
         "kind": entry.kind,
         "name": entry.name,
-        "value": values.view(entry.value),
+        "value": values.view(entry.value, f"app.operator.journal({job_id})"),
         "at": instant(entry.at),
         "token": entry.token,
     }
 
 
-def signal_view(signal: SignalRecord, values: SharedValues) -> View:
+def signal_view(signal: SignalRecord, values: SharedValues, job_id: int) -> View:
     return {
         "number": signal.number,
         "name": signal.name,
-        "value": values.view(signal.value),
+        "value": values.view(signal.value, f"app.operator.signals({job_id})"),
         "at": instant(signal.at),
         "by": signal.sent_by,
         "taken_seq": signal.taken_seq,

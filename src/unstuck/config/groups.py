@@ -358,8 +358,9 @@ class Alerts:
     """Silence of a living worker that is worth a word; None: as long as makes it suspect."""
     unserved_after: Duration = "30s"
     """So long a queue with ready jobs may be without workers, as in a deploy."""
-    failure_rate: float = 0.5
-    """Share of failed jobs, from 0 to 1, from which on a task is failing."""
+    failure_rate: float = 0.2
+    """Share of failed jobs, from 0 to 1, from which on a task is failing: for alerts, the doctor, health and the
+    dashboard."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "targets", _targets(self.targets))

@@ -19,6 +19,8 @@ FEWEST_VALUES = 65_536
 USUAL_BYTES = 8 * 1024 * 1024
 MAX_SHOWN = 100_000
 TOO_MUCH = "(too much to show)"
+SHOWN_BYTES = 1024 * 1024
+"""Of the values in a job's journal, and as much of those that came with its signals. The largest are left out."""
 
 
 @dataclass(frozen=True, slots=True)

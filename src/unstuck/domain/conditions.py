@@ -1,7 +1,9 @@
 """Names of everything that the doctor can find. They are stable: scripts and alerts may rely on them."""
 
+import shlex
 from collections.abc import Collection
 from enum import StrEnum
+from typing import Literal
 
 from unstuck.domain.units import brief
 
@@ -100,6 +102,38 @@ class Code(StrEnum):
     CANCELLED = "cancelled"
 
 
+WATCHED: dict[Code, str | None] = {
+    Code.NO_WORKER_FOR_QUEUE: "no_workers",
+    Code.TASK_UNKNOWN: None,
+    Code.WORKERS_LEAVING: None,
+    Code.WORKERS_DISABLED: None,
+    Code.QUARANTINED: "quarantined",
+    Code.WORKFLOW_PAUSED: "workflow_paused",
+    Code.TASK_FAILING: "task_failing",
+    Code.SCHEDULE_FAILING: "schedule_failing",
+    Code.NO_REAPER: "no_reaper",
+    Code.SILENT_WORKER: "heartbeat_late",
+    Code.DEAD_WORKER_HOLDS_JOBS: "worker_died",
+    Code.EVERYTHING_DIES: None,
+    Code.WORKER_DISABLED: "crash_loop",
+}
+"""What monitors are told of, and the alert that people get of it (None: none of its own).
+
+The severity of a finding decides the rest. If it is in this table, a problem makes health "failing" and a warning
+"degraded". Every problem and every warning is in the headline of the dashboard. One alert is about no finding, the age
+of a backlog: which one is too old is a setting of alerts."""
+
+
+HealthStatus = Literal["ok", "degraded", "failing"]
+
+
+def health_of(severities: Collection[Severity]) -> HealthStatus:
+    """Return the health of a system of which these are the worst findings: ok, degraded or failing."""
+    if Severity.PROBLEM in severities:
+        return "failing"
+    return "degraded" if Severity.WARNING in severities else "ok"
+
+
 def why_unserved(queue: str, living: int) -> str:
     """`living` workers serve other queues."""
     verb = "serves" if living == 1 else "serve"
@@ -108,7 +142,7 @@ def why_unserved(queue: str, living: int) -> str:
 
 
 def cure_unserved(queue: str) -> str:
-    return f"start one with `unstuck worker module:app --queues {queue}`"
+    return f"start one with `unstuck worker module:app --queues {shlex.quote(queue)}`"
 
 
 ROUNDS_MISSED = 10

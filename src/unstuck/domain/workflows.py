@@ -12,6 +12,8 @@ OnError = Literal["fail", "continue", "pause"]
 NodeKind = Literal["task", "map", "group"]
 
 MAX_NODES = 10_000
+MAX_EDGES = 100_000
+"""A node that comes after another. What a group comes after, each node in it does."""
 MAX_ITEMS = 10_000
 MAX_NAME_CHARS = 200
 TASK = "unstuck.workflow"

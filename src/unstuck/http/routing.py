@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from fastapi._compat import ModelField
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from unstuck.http.auth.limits import LARGE_BYTES
@@ -27,12 +29,13 @@ def api_router(tag: str, prefix: str = "") -> APIRouter:
 class JsonRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        if self.body_field is None:
+        field = self.body_field
+        if field is None:
             return handle
 
         async def read_first(request: Request) -> Response:
             reading = _JsonRequest(request.scope, request.receive)
-            await reading.read()
+            await reading.read(field)
             return await handle(reading)
 
         return read_first
@@ -43,14 +46,25 @@ class _JsonRequest(Request):
 
     _value: Any = None
 
-    async def read(self) -> None:
+    async def read(self, field: ModelField) -> None:
         body = await self.body()
-        if body:
-            # A large one beside the loop that serves the others. The guard has measured it.
-            self._value = await asyncio.to_thread(_decoded, body) if len(body) > LARGE_BYTES else _decoded(body)
+        if len(body) > LARGE_BYTES:
+            # Beside the loop that serves the others. The guard has measured it.
+            self._value = await asyncio.to_thread(_checked, body, field)
+        elif body:
+            self._value = _decoded(body)
 
     async def json(self) -> Any:
         return self._value
+
+
+def _checked(body: bytes, field: ModelField) -> Any:
+    """Return the model of a body. FastAPI takes it as it is; it would check plain values in the event loop."""
+    value = _decoded(body)
+    model, errors = field.validate(value, {}, loc=("body",))
+    if errors:
+        raise RequestValidationError(errors, body=value)
+    return model
 
 
 def _decoded(body: bytes) -> Any:

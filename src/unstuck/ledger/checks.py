@@ -3,9 +3,10 @@
 from collections.abc import Collection, Iterable
 
 from unstuck.domain.limits import MAX_CONCURRENCY_LIMIT
-from unstuck.errors import RefusedValue
+from unstuck.domain.states import Transport
+from unstuck.errors import NameTaken, RefusedValue
 from unstuck.ledger.contract.jobs import JobExtras, NewJob
-from unstuck.ledger.contract.workers import Exchange, ReplyAddress
+from unstuck.ledger.contract.workers import Exchange, NewWorker, ReplyAddress
 from unstuck.ledger.contract.workflows import NewWorkflow
 
 MAX_PRIORITY = 1000
@@ -19,6 +20,15 @@ LARGEST_ID = 2**63 - 1
 CLIENT_BYTES = range(16, 256)
 """How long an identity may be: shorter ones are not unique enough to be found again, longer ones ZeroMQ has not."""
 MAX_PLACES = 2**31 - 1
+
+
+def name_taken(new_worker: NewWorker) -> NameTaken:
+    """Return the error of a worker whose name a living worker of another kind has."""
+    other = "over HTTP or ZeroMQ" if new_worker.transport is Transport.PYTHON else "in Python"
+    return NameTaken(
+        f"A living worker {other} is named {new_worker.name!r}. Choose another name, or stop that worker first "
+        "(`unstuck workers` lists both kinds)."
+    )
 
 
 def check_jobs(jobs: Iterable[NewJob]) -> None:

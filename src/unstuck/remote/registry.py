@@ -20,7 +20,7 @@ from unstuck.domain.retry import Retry, RetryRule
 from unstuck.domain.states import LIVE_STATES, Transport
 from unstuck.domain.text import checked_name
 from unstuck.domain.units import seconds
-from unstuck.errors import ConfigError
+from unstuck.errors import ConfigError, NameTaken
 from unstuck.http.problems import Problem
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import TaskRecord
@@ -146,10 +146,8 @@ class Registry:
         name = checked_name(body.name, "Worker") if body.name else f"http-{new_worker_id()}"
         worker_id = new_worker_id() if body.instance is None else _id_of(caller.token_id, name, body.instance)
         new_worker = self._new_worker(ledger, worker_id, name, caller, body, address)
-        if body.instance is None or ledger.remote_worker(worker_id) is None:
-            leave_python_names(ledger, name)
         for _ in range(2):
-            ledger.register(new_worker)
+            write_down(ledger, new_worker)
             record = ledger.remote_worker(worker_id)
             if record is not None:
                 if record.state not in LIVE_STATES:
@@ -186,7 +184,6 @@ class Registry:
         address: str,
     ) -> WorkerRecord:
         """Open a new life for a name: as its last one was, or with the defaults."""
-        leave_python_names(ledger, name)
         if metadata is None:
             metadata = {} if last is None else last.metadata
         new_worker = self._new_worker(
@@ -208,7 +205,7 @@ class Registry:
                 suspect_after_s=last.suspect_after_s,
                 running_stale_after_s=last.suspect_after_s,
             )
-        ledger.register(new_worker)
+        write_down(ledger, new_worker)
         # Another door may have been faster: then it is that one.
         record = ledger.remote_worker_named(name)
         if record is None or record.state not in LIVE_STATES:
@@ -318,16 +315,18 @@ def _check_number(known: Set[str], named: Set[str]) -> None:
         )
 
 
-def leave_python_names(ledger: Ledger, name: str) -> None:
-    """Refuse the name of a living Python worker: people could not tell the two apart."""
-    if (worker_id := ledger.living_python_worker(name)) is not None:
+def write_down(ledger: Ledger, new_worker: NewWorker) -> None:
+    """Register a worker. Refuse the name of a living Python worker: people could not tell the two apart."""
+    try:
+        ledger.register(new_worker)
+    except NameTaken as error:
         raise Problem(
             409,
             "name_taken",
-            f"A Python worker named {name!r} lives ({worker_id}).",
+            f"A Python worker named {new_worker.name!r} lives.",
             cure="Choose another name. A worker over HTTP cannot replace one that was started with `unstuck worker`.",
-            id=worker_id,
-        )
+            id=ledger.living_python_worker(new_worker.name),
+        ) from error
 
 
 def leave_to_others(ledger: Ledger, changed: set[str], caller: Caller) -> None:

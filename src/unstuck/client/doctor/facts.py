@@ -29,10 +29,6 @@ TroubleKind = Literal["unreachable", "busy", "standby", "none", "behind", "ahead
 class Thresholds(msgspec.Struct, frozen=True):
     """From where on the doctor speaks up."""
 
-    failing_share: float = 0.2
-    """A task of whose jobs this share failed lately is worth a warning."""
-    mostly_failing_share: float = 0.5
-    """A task of whose jobs this share failed lately is a problem."""
     dropped_s: float = 3600.0
     """How long messages that a broker dropped are worth a warning."""
     far_s: float = 86_400.0
@@ -164,8 +160,8 @@ def gather(
         limited = frozenset(one.name for one in ledger.queue_limits() if one.limit)
         standstills = _look_twice(ledger, settings, diagnosis, _concerned(workers, about), limited)
         lines = tuple(ledger.concurrency_keys(limit=MAX_LINES))
-        paused = tuple(_paused(ledger))
-        failures = look_at_failures(ledger, limits.failing_share)
+        paused = tuple(look_at_paused(ledger))
+        failures = look_at_failures(ledger, settings.alerts.failure_rate)
         dropped = read_dropped(ledger, limits.dropped_s)
     except LedgerBusy as error:
         blockers = blockers or _blockers(ledger, limits)
@@ -196,7 +192,8 @@ def _blockers(ledger: Ledger, limits: Thresholds) -> tuple[Blocker, ...]:
         return ()
 
 
-def _paused(ledger: Ledger) -> Iterator[WorkflowRecord]:
+def look_at_paused(ledger: Ledger) -> Iterator[WorkflowRecord]:
+    """Yield the newest workflows that wait for an operator, with their nodes."""
     for found in ledger.workflows(WorkflowState.PAUSED, limit=MAX_PAUSED):
         yield ledger.workflow(found.id) or found
 

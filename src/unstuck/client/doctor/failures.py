@@ -8,24 +8,22 @@ from unstuck.client.doctor.findings import Finding, problem, warning
 from unstuck.domain.conditions import Code
 from unstuck.domain.failure_rates import FailingTask
 from unstuck.ledger.contract.diagnosis import Diagnosis
-from unstuck.notify.failures import Example, FailingSchedule, Failures
+from unstuck.notify.failures import Example, FailingSchedule
 
 MAX_TASKS = 5
+MOST = 0.5
+"""A task of whose jobs this share failed is a problem. From which share on it is worth a word is a setting."""
 
 
-def check_failing(facts: Facts, _diagnosis: Diagnosis, limits: Thresholds) -> Iterator[Finding]:
-    return failing(facts.failures, limits)
-
-
-def failing(failures: Failures, limits: Thresholds) -> Iterator[Finding]:
-    for one in failures.tasks[:MAX_TASKS]:
-        yield _task(one, failures.examples.get(one.task), limits)
-    for schedule in failures.schedules:
+def check_failing(facts: Facts, _diagnosis: Diagnosis, _limits: Thresholds) -> Iterator[Finding]:
+    for one in facts.failures.tasks[:MAX_TASKS]:
+        yield _task(one, facts.failures.examples.get(one.task))
+    for schedule in facts.failures.schedules:
         yield _schedule(schedule)
 
 
-def _task(one: FailingTask, example: Example | None, limits: Thresholds) -> Finding:
-    say = problem if one.ends.share >= limits.mostly_failing_share else warning
+def _task(one: FailingTask, example: Example | None) -> Finding:
+    say = problem if one.ends.share >= MOST else warning
     cure = f"`unstuck jobs --state failed --task {shlex.quote(one.task)}` lists them."
     if example is not None:
         cure = (

@@ -15,11 +15,12 @@ LATE_INTERVALS = 2.0
 
 
 def check_fleet(facts: Facts, diagnosis: Diagnosis, limits: Thresholds) -> Iterator[Finding]:
+    late_s = facts.settings.alerts.heartbeat_late_s
     for worker in facts.workers:
         if worker.state not in LIVE_STATES:
             if worker.held and _gone_s(worker, diagnosis) >= limits.settling_s:
                 yield _holds_jobs(worker, diagnosis)
-        elif worker.state is WorkerState.SUSPECT or worker.silent_s >= worker.suspect_after_s:
+        elif worker.state is WorkerState.SUSPECT or worker.silent_s >= (late_s or worker.suspect_after_s):
             yield _silent(worker)
         elif worker.silent_s > LATE_INTERVALS * worker.heartbeat_interval_s + diagnosis.round_trip_s:
             yield _late(worker)
@@ -163,8 +164,8 @@ def _idle(seen: IdleLook) -> Finding:
     )
 
 
-def check_recovery(facts: Facts, diagnosis: Diagnosis, _limits: Thresholds) -> Iterator[Finding]:
-    yield from _check_reaper(facts, diagnosis)
+def check_recovery(facts: Facts, diagnosis: Diagnosis, limits: Thresholds) -> Iterator[Finding]:
+    yield from check_reaper(facts, diagnosis, limits)
     yield from _check_switch(
         facts,
         "auto_requeue_stale_claimed",
@@ -181,7 +182,7 @@ def check_recovery(facts: Facts, diagnosis: Diagnosis, _limits: Thresholds) -> I
     )
 
 
-def _check_reaper(facts: Facts, diagnosis: Diagnosis) -> Iterator[Finding]:
+def check_reaper(facts: Facts, diagnosis: Diagnosis, _limits: Thresholds) -> Iterator[Finding]:
     living = facts.living
     if not living and not any(worker.held for worker in facts.workers):
         # Nobody to watch over. Jobs that wait for a worker are found as such.
@@ -204,7 +205,8 @@ def _check_reaper(facts: Facts, diagnosis: Diagnosis) -> Iterator[Finding]:
 
 def _check_switch(facts: Facts, switch: str, code: Code, what: str, cure: str) -> Iterator[Finding]:
     off = [worker.name for worker in facts.living if worker.rules is not None and not getattr(worker.rules, switch)]
-    here = not getattr(facts.settings.recovery, switch)
+    # Workers that stored their rules are judged by those alone.
+    here = not getattr(facts.settings.recovery, switch) and any(worker.rules is None for worker in facts.living)
     if not off and not here:
         return
     where = [f"in {named(off)}"] if off else []

@@ -42,6 +42,7 @@ from unstuck.client.why import story as evidence
 from unstuck.client.why.story import Story
 from unstuck.client.why.tell import tell
 from unstuck.client.workflows.outline import active_nodes
+from unstuck.domain.bounds import SHOWN_BYTES
 from unstuck.domain.conditions import reaper_is_missing
 from unstuck.domain.recovery_rules import rules_of_ledger
 from unstuck.domain.redaction import Redactor
@@ -95,8 +96,8 @@ class LookingVerbs(Verbs):
             Redactor(self._settings.web.redact),
             views.progress_of(record, progress, attempts),
             None if context.flow is None or context.place is None else node_view(context.flow, context.place),
-            self._ledger.journal(job_id),
-            self._ledger.signals(job_id),
+            self._ledger.journal(job_id, SHOWN_BYTES),
+            self._ledger.signals(job_id, SHOWN_BYTES),
         )
 
     def why(self, job_id: int, seen: Seen | None = None) -> Story:

@@ -9,6 +9,7 @@ import msgspec
 from unstuck.client import views
 from unstuck.client.reasons import JobContext
 from unstuck.domain.autopsy import ProgressMark
+from unstuck.domain.bounds import SHOWN_BYTES
 from unstuck.domain.endings import JobError
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.states import FINAL_STATES, AttemptState
@@ -147,7 +148,7 @@ def gather(ledger: Ledger, job: JobRecord, context: JobContext) -> JobFacts:
         ledger.outputs(job.id),
         ledger.progress([job.id]).get(job.id),
         context,
-        ledger.journal(job.id),
+        ledger.journal(job.id, SHOWN_BYTES),
     )
 
 

@@ -1,6 +1,7 @@
 """Build a workflow from a description in plain values, for doors that do not have the app: tasks are named."""
 
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import Any, cast
 
 import msgspec
@@ -88,13 +89,16 @@ class _Reader:
         return scope.join(TaskNode(scope, name, cast(Any, task), tuple(args), kwargs, over))
 
     def _resolved(self, value: Any) -> Any:
+        """Return a value with nodes in the place of their names. What has none in it is not copied: it may be large."""
         match value:
             case {"$node": str(name)} if len(value) == 1:
                 return self._named(name)
             case dict():
-                return {key: self._resolved(one) for key, one in value.items()}
+                fields = {key: self._resolved(one) for key, one in value.items()}
+                return value if all(fields[key] is one for key, one in value.items()) else fields
             case list():
-                return [self._resolved(one) for one in value]
+                items = [self._resolved(one) for one in value]
+                return value if all(map(is_, items, value)) else items
         return value
 
     def _named(self, name: str) -> Node[Any]:

@@ -28,7 +28,7 @@ class Node(Generic[R_co]):
         self.name = name
         self.place = 0
         self.policy: OnError = "fail"
-        self.earlier: list[Node[Any]] = []
+        self.earlier: dict[Node[Any], None] = {}
         """Those that it comes after, without their results."""
 
     def __repr__(self) -> str:
@@ -49,8 +49,9 @@ class Node(Generic[R_co]):
         for node in nodes:
             if not isinstance(node, Node):
                 raise ConfigError(f"after() takes nodes of the workflow, not {node!r:.80}.")
-            self.workflow.check_reach(self, node)
-            self.earlier.append(node)
+            if node not in self.earlier:
+                self.workflow.check_reach(self, node)
+                self.earlier[node] = None
         return self
 
     def on_error(self, policy: OnError) -> Self:

@@ -1,6 +1,6 @@
 """Turn a workflow that was built into what the ledger stores: places, edges, and a job for each node."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from unstuck.client.enqueue import EnqueueOptions, build_job
@@ -8,7 +8,7 @@ from unstuck.client.workflows.nodes import Node, TaskNode
 from unstuck.config import DEFAULT_QUEUE
 from unstuck.domain.node_inputs import ITEM
 from unstuck.domain.policy import Policy
-from unstuck.domain.workflows import TASK
+from unstuck.domain.workflows import MAX_EDGES, TASK
 from unstuck.errors import ConfigError
 from unstuck.ledger.contract.workflows import NewEdge, NewNode, NewWorkflow
 
@@ -66,6 +66,7 @@ def _stored(node: Node[Any], edges: dict[tuple[int, int], bool]) -> NewNode:
             for member in _walk(node):  # type: ignore[arg-type]
                 if member.kind != "group":
                     edges.setdefault((earlier.place, member.place), False)
+            _check_edges(edges)
         return NewNode(node.place, parent, node.name, "group", node.policy, _standing_for(node))  # type: ignore[arg-type]
     for earlier in node.earlier:
         edges.setdefault((earlier.place, node.place), False)
@@ -75,25 +76,43 @@ def _stored(node: Node[Any], edges: dict[tuple[int, int], bool]) -> NewNode:
         given["args"].insert(0, None)
         refs.append((["args", 0], ITEM))
         edges[node.over.place, node.place] = True
-    for source in _emptied(given, [], refs):
-        edges[source.place, node.place] = True
+    found: list[tuple[Path, int]] = []
+    given = _emptied(given, [], found)
+    for _, source in found:
+        edges[source, node.place] = True
+    refs += found
     job = node.task.job_for_node(tuple(given["args"]), given["kwargs"], refs)
     over = None if node.over is None else node.over.place
+    _check_edges(edges)
     return NewNode(node.place, parent, node.name, node.kind, node.policy, over, job)  # type: ignore[arg-type]
 
 
-def _emptied(value: Any, path: Path, refs: list[tuple[Path, int]]) -> Iterator[Node[Any]]:
-    """Put None where nodes stand, note where that was, and give the nodes. Containers are copied on the way."""
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, one in list(items):
-        match one:
-            case Node():
-                refs.append(([*path, key], one.place))
-                value[key] = None
-                yield one
-            case list() | tuple() | dict():
-                value[key] = dict(one) if isinstance(one, dict) else list(one)
-                yield from _emptied(value[key], [*path, key], refs)
+def _check_edges(edges: Collection[object]) -> None:
+    if len(edges) > MAX_EDGES:
+        raise ConfigError(
+            f"The nodes of this workflow wait for each other in more than {MAX_EDGES:,} ways. Put a node between two "
+            "groups of them that all of the first come before, and all of the second after."
+        )
+
+
+def _emptied(value: Any, path: Path, refs: list[tuple[Path, int]]) -> Any:
+    """Return a value with None where nodes stand, and note where that was. What has none in it is not copied."""
+    if isinstance(value, Node):
+        refs.append(([*path], value.place))
+        return None
+    emptied: dict[Any, Any] = {}
+    for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(one, Node | dict | list | tuple):
+            path.append(key)
+            if (new := _emptied(one, path, refs)) is not one:
+                emptied[key] = new
+            path.pop()
+    if not emptied:
+        return value
+    copy: Any = dict(value) if isinstance(value, dict) else list(value)
+    for key, new in emptied.items():
+        copy[key] = new
+    return copy
 
 
 def _refuse_cycles(workflow: "Workflow", members: list[Node[Any]], edges: dict[tuple[int, int], bool]) -> None:

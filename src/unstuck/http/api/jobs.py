@@ -4,12 +4,13 @@ import asyncio
 import itertools
 from collections import Counter as Tally
 from collections.abc import Callable, Collection
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from fastapi import Depends, Query, Response
 from starlette.concurrency import run_in_threadpool
 
+from unstuck import failpoints
 from unstuck.client import views
 from unstuck.client.operator import CANCELLED_BY_DEFAULT, EVENTS_SHOWN, PAGE, RETRIED_BY_DEFAULT, Operator
 from unstuck.client.why.story import story_view
@@ -36,8 +37,8 @@ from unstuck.http.schemas import (
     SignalBody,
     StoryView,
 )
-from unstuck.http.services import ServicesDep
-from unstuck.ledger.contract.jobs import JobFilter, JobRecord
+from unstuck.http.services import Services, ServicesDep
+from unstuck.ledger.contract.jobs import JobFilter
 from unstuck.notify.results import Answer, ResultWatcher
 
 list_router = api_router("jobs")
@@ -193,14 +194,9 @@ async def result(
     """Return how the job ended: its `result`, or its `error`, even then with status 200, because the question was
     answered. A success whose result is not stored has the error `RESULT_NOT_AVAILABLE`. 202 if the job has not ended
     within `wait`."""
-    operator = services.operator(caller)
-    record = await run_in_threadpool(operator.job, job_id)
-    if record.state not in FINAL_STATES and wait:
+    if wait and not await run_in_threadpool(services.ledger.missing, (job_id,)):
         await _ended(services.watcher, job_id, wait)
-        record = await run_in_threadpool(operator.job, job_id)
-    if record.state in FINAL_STATES:
-        return json_response(await run_in_threadpool(_result_view, record))
-    return json_response(await run_in_threadpool(_unfinished_view, operator, services.ledger, record), 202)
+    return await run_in_threadpool(_result_now, services, caller, job_id)
 
 
 async def _ended(watcher: ResultWatcher, job_id: int, wait_s: float) -> None:
@@ -212,6 +208,8 @@ async def _ended(watcher: ResultWatcher, job_id: int, wait_s: float) -> None:
         loop.call_soon_threadsafe(told.set)
 
     waiter = watcher.wait(job_id, tell)
+    if failpoints.active:
+        failpoints.reached("http.result_waiting")
     try:
         async with asyncio.timeout(wait_s):
             await told.wait()
@@ -221,24 +219,18 @@ async def _ended(watcher: ResultWatcher, job_id: int, wait_s: float) -> None:
         watcher.remove(waiter)
 
 
-def _result_view(record: JobRecord) -> views.View:
-    return {
-        "id": record.id,
-        "state": record.state.value,
-        "result": views.whole_result(record),
-        "error": views.error_view(record.error),
-    }
-
-
-def _unfinished_view(operator: Operator, ledger: Any, record: JobRecord) -> views.View:
-    progress = ledger.progress([record.id]).get(record.id)
-    return {
-        "id": record.id,
-        "state": record.state.value,
-        "doing": operator.doing(record.id),
-        # What an earlier try said says nothing of this one.
-        "progress": views.progress_view(progress) if progress is not None and progress.token == record.token else None,
-    }
+def _result_now(services: Services, caller: Caller, job_id: int) -> Response:
+    """Answer with what is there. The job is read and its answer made in one go: many may end at the same moment."""
+    operator = services.operator(caller)
+    record = operator.job(job_id)
+    view: views.View = {"id": record.id, "state": record.state.value}
+    if record.state in FINAL_STATES:
+        result = {"result": views.whole_result(record), "error": views.error_view(record.error)}
+        return json_response({**view, **result})
+    progress = services.ledger.progress([record.id]).get(record.id)
+    # What an earlier try said says nothing of this one.
+    known = views.progress_view(progress) if progress is not None and progress.token == record.token else None
+    return json_response({**view, "doing": operator.doing(record.id), "progress": known}, 202)
 
 
 @router.get("/why", summary="The story of a job in plain words", response_model=StoryView)

@@ -18,6 +18,7 @@ from unstuck.client import views
 from unstuck.client.doctor.diagnose import diagnose_open
 from unstuck.client.doctor.health import quick_health
 from unstuck.domain.api_tokens import Caller, Scope
+from unstuck.domain.conditions import HealthStatus, Severity
 from unstuck.domain.policy import decode_policy
 from unstuck.errors import LedgerError
 from unstuck.http.auth.callers import Requires
@@ -43,12 +44,14 @@ class Alive(BaseModel):
 class Trouble(BaseModel):
     code: str
     """As `unstuck doctor` names it."""
+    severity: Severity
     message: str
     cure: str
 
 
 class Health(BaseModel):
-    status: Literal["ok", "degraded"]
+    status: HealthStatus
+    """Failing: one of the troubles is a problem. Degraded: all of them are warnings."""
     ledger: str
     """The kind of database: to have this answer it was reached."""
     workers: dict[str, int]
@@ -107,13 +110,16 @@ def _look(state: State, services: Services) -> "asyncio.Future[None]":
 def health(services: ServicesDep, caller: Annotated[Caller, Depends(Requires(Scope.READ))]) -> Health:
     found = quick_health(services.ledger, services.settings)
     return Health(
-        status="degraded" if found.troubles else "ok",
+        status=found.status,
         ledger="sqlite" if services.ledger.single_host else "postgresql",
         workers=found.fleet.workers,
         workers_late=found.fleet.late,
         reaper_overdue_seconds=found.fleet.unswept_s,
         queues_without_workers=list(found.unserved),
-        troubles=[Trouble(code=one.code, message=one.message, cure=one.cure) for one in found.troubles],
+        troubles=[
+            Trouble(code=one.code, severity=one.severity, message=f"{one.what}. {one.why}", cure=one.cure)
+            for one in found.troubles
+        ],
     )
 
 

@@ -1,5 +1,6 @@
 """Workflows: start one from a description, look at them, take them up again, give them up."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -62,7 +63,7 @@ def start(
         services.runtime,
         load_tasks(services.ledger),
         body.name,
-        [_described(node) for node in body.nodes],
+        described(body.nodes),
         result=body.result,
         unique_key=body.unique_key,
         priority=body.priority,
@@ -93,10 +94,22 @@ def start(
     return json_response(view, 201 if stored.fresh and not repeated else 200, headers)
 
 
-def _described(body: NewNodeBody) -> NodeDescription:
-    inside = None if body.nodes is None else [_described(node) for node in body.nodes]
-    facts = (body.name, body.task, body.args, body.kwargs, body.map, body.after, body.on_error, inside, body.result)
-    return NodeDescription(*facts)
+def described(nodes: Sequence[NewNodeBody]) -> list[NodeDescription]:
+    """Return the nodes of a body as those that a workflow is built from."""
+    return [
+        NodeDescription(
+            node.name,
+            node.task,
+            node.args,
+            node.kwargs,
+            node.map,
+            node.after,
+            node.on_error,
+            None if node.nodes is None else described(node.nodes),
+            node.result,
+        )
+        for node in nodes
+    ]
 
 
 @router.get("/{job_id}", summary="A workflow with its nodes", response_model=WorkflowView)

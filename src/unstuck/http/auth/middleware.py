@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from unstuck.domain.api_tokens import LOCAL, NOBODY, Caller
 from unstuck.errors import UnstuckError
 from unstuck.http.auth import limits, sessions
-from unstuck.http.auth.body_budget import BodyBudget
+from unstuck.http.auth.answers import AnswerBudget, AnswerRoom, AnswerSender
 from unstuck.http.auth.limits import (
     MAX_FORM_BYTES,
     ConcurrencyLimit,
@@ -27,6 +27,7 @@ from unstuck.http.auth.limits import (
     read_body,
     replayed,
 )
+from unstuck.http.auth.memory_budget import BODIES, BODIES_EACH, LEAST_BYTES, MemoryBudget
 from unstuck.http.auth.origins import SAFE, Exposure, Host, Origin, judge, read_address
 from unstuck.http.auth.route_scopes import KnownRoutes
 from unstuck.http.auth.shared_counters import Member
@@ -212,7 +213,9 @@ class AuthMiddleware:
         self._tokens = tokens
         self._exposure = exposure
         self._routes = routes
-        self._budget = BodyBudget(services.web.max_body_bytes)
+        body_bytes = max(services.web.max_body_bytes, LEAST_BYTES)
+        self._bodies = MemoryBudget(BODIES * body_bytes, BODIES_EACH * body_bytes, "bodies that are worked on")
+        self._answers = AnswerBudget()
         rate = services.web.requests_per_second
         self._rates = RateLimiter(rate, rate * BURST_S, shared=member.group.rates)
         self._strangers = RateLimiter(STRANGERS_PER_S, STRANGERS_BURST, shared=member.group.strangers)
@@ -296,10 +299,10 @@ class AuthMiddleware:
 
     async def _read(self, asked: RequestHead, identity: Identity, receive: Receive, cleanup: ExitStack) -> bytes:
         limit_bytes = self._web.max_body_bytes if asked.api else min(self._web.max_body_bytes, MAX_FORM_BYTES)
-        room = await self._budget.take(identity.who, declared_bytes(asked.headers, limit_bytes))
+        room = await self._bodies.take(identity.who, declared_bytes(asked.headers, limit_bytes))
         cleanup.callback(room.release)
         body = await read_body(receive, asked.headers, limit_bytes, self._web.body_timeout_s)
-        room.shrink(len(body))
+        room.resize(len(body))
         return body
 
     async def _admit_login(self, asked: RequestHead, origin: Origin, receive: Receive) -> Receive:
@@ -341,9 +344,23 @@ class AuthMiddleware:
         return host
 
     async def _pass_on(self, identity: Identity, scope: Scope, receive: Receive, send: Send) -> None:
+        with AnswerRoom(self._answers, identity.who) as room:
+            scope["state"]["answer_room"] = room
+            answer = AnswerSender(send, room, may_repeat=scope["method"] == "GET")
+            await self._respond(identity, scope, receive, answer.send)
+            if answer.dropped_bytes:
+                try:
+                    await room.take(answer.dropped_bytes)
+                except Problem as problem:
+                    await refused(scope, problem.response())(scope, receive, send)
+                    return
+                await self._respond(identity, scope, receive, AnswerSender(send, room, may_repeat=False).send)
+
+    async def _respond(self, identity: Identity, scope: Scope, receive: Receive, send: Send) -> None:
         watch = TokenWatch(send, self._tokens, identity.caller.token_id)
         try:
-            await self._app(scope, receive, watch.send)
+            # Routing writes into what it is given, and an answer may be made twice.
+            await self._app({**scope, "state": {**scope["state"]}}, receive, watch.send)
         except Exception as error:
             if watch.ended_by_us:
                 return

@@ -8,6 +8,7 @@ import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import anyio.to_thread
@@ -20,6 +21,7 @@ from unstuck.domain.payload import JSON
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.workflows import call_with_results
 from unstuck.errors import UnstuckError
+from unstuck.http.auth.answers import AnswerRoom
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.workers import CLAIM_BYTES, Claimed, ClaimRequest, Turn, TurnAnswer
 from unstuck.remote.journal import journal_of, journal_view, signals_view
@@ -124,6 +126,18 @@ class WakeUps:
 
 
 Receive = Callable[[], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Requester:
+    """Who waits for the answer to a request."""
+
+    receive: Receive
+    room: AnswerRoom
+    is_large: bool = False
+    """Its body is: what is made of it is made beside the event loop."""
+
+
 TakeTurn = Callable[[Turn], Awaitable[TurnAnswer]]
 
 log = logs.logger("unstuck.http")
@@ -171,6 +185,7 @@ async def claim(
     waiter: Waiter,
     worker: RemoteWorker,
     presence: ClientConnection,
+    room: AnswerRoom,
     still_wanted: Callable[[], Awaitable[bool]],
     *,
     limit: int,
@@ -190,6 +205,7 @@ async def claim(
             # Asked to drain or switched off, it must get no job that came in the same moment.
             return ()
         waiter.rest()
+        await room.take_for_claim()
         answer = await turned(take, ledger, worker, Turn(worker.id, claim_request=wish))
         if not answer.alive:
             raise WorkerGone
@@ -202,6 +218,7 @@ async def claim(
             if answer.more or len(answer.claimed) == limit:
                 wakeups.wake_one(line_of(worker))
             return answer.claimed
+        room.release()
         now_s = loop.time()
         left_s = until_s - now_s
         if left_s <= 0 or waiter.told or wakeups.hushed:

@@ -4,9 +4,10 @@ Thousands of workers beat, and busy ones settle and claim a thousand times per s
 the usual way, which says what is wrong with it: so nothing is decided here that is not decided there too.
 """
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import anyio.to_thread
 import msgspec
@@ -23,10 +24,11 @@ from unstuck.domain.states import LIVE_STATES
 from unstuck.domain.text import checked_name
 from unstuck.errors import UnstuckError
 from unstuck.http.auth.callers import Requires
-from unstuck.http.auth.limits import replayed
+from unstuck.http.auth.limits import LARGE_BYTES, replayed
 from unstuck.http.openapi import json_response
 from unstuck.http.problems import Problem, problem_of
 from unstuck.http.routing import api_router
+from unstuck.http.workers.claims import Requester
 from unstuck.http.workers.service import WorkerService, WorkerServiceDep, instructions, plain
 from unstuck.http.workers.turns import TurnRequest, claim_afresh, settle_plainly, take_turn
 from unstuck.http.workers.turns import settle as settle_by_rules
@@ -106,7 +108,8 @@ _settle_decoder = msgspec.json.Decoder(_Settle)
 _claim_decoder = msgspec.json.Decoder(_Claim)
 _start_decoder = msgspec.json.Decoder(_Start)
 
-Answering = Callable[[Caller, bytes, Receive], Awaitable[bytes | None]]
+T = TypeVar("T")
+Answering = Callable[[Caller, bytes, Requester], Awaitable[bytes | None]]
 
 
 class FastRoutes:
@@ -124,9 +127,10 @@ class FastRoutes:
             return
         body = await _whole(receive)
         try:
-            answer = await self._quickly(answering, scope["state"]["caller"], body, receive)
-        except _Conflict as conflict:
-            await conflict.problem.response()(scope, receive, send)
+            requester = Requester(receive, scope["state"]["answer_room"], len(body) > LARGE_BYTES)
+            answer = await self._quickly(answering, scope["state"]["caller"], body, requester)
+        except _Refused as refused:
+            await refused.problem.response()(scope, receive, send)
             return
         except UnstuckError as error:
             # Not tried the usual way: nobody knows whether the database wrote what it did not answer.
@@ -148,61 +152,78 @@ class FastRoutes:
             return None
         worker_id, verb = found[1], self._verbs[found[2]]
 
-        async def speak_for(caller: Caller, body: bytes, receive: Receive) -> bytes | None:
+        async def speak_for(caller: Caller, body: bytes, requester: Requester) -> bytes | None:
             worker = self._service.workers.known_id(worker_id)
             if worker is None or not may_speak_for(worker, caller):
                 return None
-            answer = await verb(worker, caller, body, receive)
+            answer = await verb(worker, caller, body, requester)
             return None if answer is None else msgspec.json.encode(answer, enc_hook=str)
 
         return speak_for
 
-    async def _quickly(self, answering: Answering, caller: Caller, body: bytes, receive: Receive) -> bytes | None:
+    async def _quickly(self, answering: Answering, caller: Caller, body: bytes, requester: Requester) -> bytes | None:
         """Return the answer; None if the usual way must be taken."""
         if Scope.WORKER not in caller.scopes or not self._service.is_open:
             return None
         try:
-            return await answering(caller, body, receive)
-        except (msgspec.MsgspecError, RecursionError, Problem):
+            return await answering(caller, body, requester)
+        except (msgspec.MsgspecError, RecursionError, Problem) as error:
+            if isinstance(error, Problem) and error.status == 429:
+                raise _Refused(error) from None
             # Nothing was written, or only what may be written again: there it is said what is wrong.
             return None
 
-    async def _beat(self, caller: Caller, body: bytes, receive: Receive) -> bytes | None:
+    async def _beat(self, caller: Caller, body: bytes, requester: Requester) -> bytes | None:
         try:
-            said = _beat_decoder.decode(body)
-            metadata = None if said.metadata is None else checked_metadata(said.metadata)
+            said = await _beside(requester, _read_beat, body)
             worker = self._service.workers.known(checked_name(said.worker_id, "Worker"))
             if worker is None or not may_speak_for(worker, caller):
                 return None
-            answer = await self._service.pulse(worker, metadata)
+            answer = await self._service.pulse(worker, said.metadata)
         except Exception:  # noqa: BLE001 - a beat may be written twice, and there it is said what is wrong
             return None
         return None if answer.state not in LIVE_STATES else msgspec.json.encode(heartbeat_answer(worker, answer))
 
-    async def _turn(self, worker: RemoteWorker, caller: Caller, body: bytes, receive: Receive) -> dict[str, Any] | None:
-        said = _turn_decoder.decode(body)
+    async def _turn(
+        self, worker: RemoteWorker, caller: Caller, body: bytes, requester: Requester
+    ) -> dict[str, Any] | None:
+        said = await _beside(requester, _turn_decoder.decode, body)
         asked = TurnRequest(said.settle, said.claim, said.wait, said.start, said.have)
-        return await take_turn(self._service, worker, caller, receive, asked)
+        return await take_turn(self._service, worker, caller, requester, asked)
 
     async def _claim(
-        self, worker: RemoteWorker, caller: Caller, body: bytes, receive: Receive
+        self, worker: RemoteWorker, caller: Caller, body: bytes, requester: Requester
     ) -> dict[str, Any] | None:
-        said = _claim_decoder.decode(body)
+        said = await _beside(requester, _claim_decoder.decode, body)
         return await claim_afresh(
-            self._service, worker, caller, receive, TurnRequest((), said.limit, said.wait, said.start, said.have)
+            self._service, worker, caller, requester, TurnRequest((), said.limit, said.wait, said.start, said.have)
         )
 
     async def _start(
-        self, worker: RemoteWorker, caller: Caller, body: bytes, receive: Receive
+        self, worker: RemoteWorker, caller: Caller, body: bytes, requester: Requester
     ) -> dict[str, Any] | None:
-        results = await turns_start(self._service, worker, caller, keys_of(_start_decoder.decode(body).jobs))
+        said = await _beside(requester, _start_decoder.decode, body)
+        results = await turns_start(self._service, worker, caller, keys_of(said.jobs))
         return _told(worker, results)
 
     async def _settle(
-        self, worker: RemoteWorker, caller: Caller, body: bytes, receive: Receive
+        self, worker: RemoteWorker, caller: Caller, body: bytes, requester: Requester
     ) -> dict[str, Any] | None:
-        results = await settle_plainly(self._service, worker, caller, _settle_decoder.decode(body).jobs)
+        said = await _beside(requester, _settle_decoder.decode, body)
+        results = await settle_plainly(self._service, worker, caller, requester, said.jobs)
         return _told(worker, results) if results else None
+
+
+def _read_beat(body: bytes) -> _Beat:
+    said = _beat_decoder.decode(body)
+    if said.metadata is not None:
+        said.metadata = checked_metadata(said.metadata)
+    return said
+
+
+async def _beside(requester: Requester, read: Callable[[bytes], T], body: bytes) -> T:
+    """Read a body: a large one beside the loop that serves the others."""
+    return await asyncio.to_thread(read, body) if requester.is_large else read(body)
 
 
 def heartbeat_answer(worker: RemoteWorker, answer: HeartbeatAnswer) -> dict[str, Any]:
@@ -214,12 +235,12 @@ def heartbeat_answer(worker: RemoteWorker, answer: HeartbeatAnswer) -> dict[str,
 def _told(worker: RemoteWorker, results: list[dict[str, Any]]) -> dict[str, Any]:
     """Answer for each job. A conflict is said here: asked again, the usual way would count it twice."""
     if conflict := conflict_of(worker, results):
-        raise _Conflict(conflict)
+        raise _Refused(conflict)
     return {"id": worker.id, "results": results}
 
 
-class _Conflict(Exception):
-    """Not one job of a call was the worker's to write."""
+class _Refused(Exception):
+    """Not one job of a call was the worker's to write, or there is no room for more. It is not asked again."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.detail)
@@ -249,7 +270,7 @@ async def claim(
     lost with an answer."""
     worker = await anyio.to_thread.run_sync(service.worker, worker_id, caller)
     asked = TurnRequest((), body.limit, body.wait, body.start, body.have)
-    return json_response(await claim_afresh(service, worker, caller, request.receive, asked))
+    return json_response(await claim_afresh(service, worker, caller, await _requester(request), asked))
 
 
 @router.post("/turn", response_model=TurnTaken, summary="Settle, claim and start in one request")
@@ -262,7 +283,7 @@ async def turn(
     worker = await anyio.to_thread.run_sync(service.worker, worker_id, caller)
     check_follow_up(caller, body.settle)
     asked = TurnRequest(body.settle, body.claim, body.wait, body.start, body.have)
-    return json_response(await take_turn(service, worker, caller, request.receive, asked))
+    return json_response(await take_turn(service, worker, caller, await _requester(request), asked))
 
 
 @router.post("/start", response_model=Results, summary="Say that work on these jobs begins")
@@ -301,6 +322,11 @@ def release(worker_id: str, body: JobsBody, service: WorkerServiceDep, caller: W
     `interrupted`."""
     worker = service.worker(worker_id, caller)
     return _results(worker, service.attempts(worker, caller).release(body.jobs))
+
+
+async def _requester(request: Request) -> Requester:
+    # The body has been read, and is kept.
+    return Requester(request.receive, request.state.answer_room, len(await request.body()) > LARGE_BYTES)
 
 
 def check_follow_up(caller: Caller, items: Sequence[SettleItem]) -> None:

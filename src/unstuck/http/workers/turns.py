@@ -17,6 +17,7 @@ from unstuck.domain.api_tokens import Caller
 from unstuck.domain.journal import unpack_journal
 from unstuck.domain.states import JobState
 from unstuck.errors import LedgerUnavailable, PayloadError, RefusedValue
+from unstuck.http.auth.answers import AnswerRoom
 from unstuck.http.problems import Problem
 from unstuck.http.workers import claims
 from unstuck.http.workers.service import WorkerService, instructions, may_claim, next_beat_s
@@ -52,7 +53,7 @@ class TurnRequest:
 
 
 async def take_turn(
-    service: WorkerService, worker: RemoteWorker, caller: Caller, receive: claims.Receive, asked: TurnRequest
+    service: WorkerService, worker: RemoteWorker, caller: Caller, requester: claims.Requester, asked: TurnRequest
 ) -> dict[str, Any]:
     """Return the answer to a turn; raise the problem of a worker that is gone or serves nothing."""
     if asked.limit:
@@ -60,14 +61,15 @@ async def take_turn(
     # In line from here: whoever asks it to drain while its beat is written is heard.
     with service.wakeups.wait_in(claims.line_of(worker), worker.id) as waiter:
         standing = await service.standing(worker)
-        done = await _plain(service, worker, asked.settle)
+        done = await _plain(service, worker, requester, asked.settle)
         results = [] if done is not None else await settle(service, worker, caller, asked.settle)
-        again = await _lost_answers(service, worker, asked)
+        has_room = await _has_room(requester.room, asked)
+        again = await _lost_answers(service, worker, asked) if has_room else []
         if waiter.told:
             # Somebody may have a word for it: what is asked of it is looked up before it gets a job.
             waiter.told = False
             standing = await service.beat(worker)
-        wants = asked.limit > 0 and not again and may_claim(standing) and not waiter.told
+        wants = has_room and not again and may_claim(standing) and not waiter.told
         wish = (
             ClaimRequest(worker.queues, worker.tasks, asked.limit, start=asked.limit if asked.start else 0)
             if wants
@@ -75,7 +77,7 @@ async def take_turn(
         )
         claimed: tuple[Claimed, ...] = ()
         more = False
-        presence = claims.ClientConnection(receive) if wants else None
+        presence = claims.ClientConnection(requester.receive) if wants else None
         try:
             if done or wish is not None:
                 answer = await _one_commit(service, worker, caller, asked.settle, done or {}, wish, results)
@@ -84,7 +86,8 @@ async def take_turn(
                     await claims.give_back(service.turns.take, service.ledger, worker, claimed)
                     raise claims.ClientGone
             if presence is not None and not claimed and asked.wait_s > 0:
-                claimed = await _wait(service, worker, waiter, presence, asked)
+                requester.room.release()
+                claimed = await _wait(service, worker, waiter, presence, requester.room, asked)
                 standing = standing if claimed else await service.beat(worker)
         except claims.ClientGone:
             raise Problem(CLIENT_CLOSED, "client_gone", "The client closed its connection.") from None
@@ -97,12 +100,12 @@ async def take_turn(
 
 
 async def claim_afresh(
-    service: WorkerService, worker: RemoteWorker, caller: Caller, receive: claims.Receive, asked: TurnRequest
+    service: WorkerService, worker: RemoteWorker, caller: Caller, requester: claims.Requester, asked: TurnRequest
 ) -> dict[str, Any]:
     """Claim with a fresh look at what is asked of the worker, and at what it holds if it says what it knows of."""
     check_serves(worker)
     service.look_again(worker)
-    taken = await take_turn(service, worker, caller, receive, asked)
+    taken = await take_turn(service, worker, caller, requester, asked)
     del taken["results"]
     return taken
 
@@ -139,10 +142,14 @@ def check_serves(worker: RemoteWorker) -> None:
 
 
 async def settle_plainly(
-    service: WorkerService, worker: RemoteWorker, caller: Caller, items: Sequence[Outcomes]
+    service: WorkerService,
+    worker: RemoteWorker,
+    caller: Caller,
+    requester: claims.Requester,
+    items: Sequence[Outcomes],
 ) -> list[Result] | None:
     """Settle plain successes without looking into the ledger first; None if they are not, or could not be written."""
-    done = await _plain(service, worker, items)
+    done = await _plain(service, worker, requester, items)
     if not done:
         return None
     results: list[Result] = []
@@ -150,18 +157,25 @@ async def settle_plainly(
     return results if answer is not None else None
 
 
-async def _plain(service: WorkerService, worker: RemoteWorker, items: Sequence[Outcomes]) -> dict[Key, Success] | None:
+async def _plain(
+    service: WorkerService, worker: RemoteWorker, requester: claims.Requester, items: Sequence[Outcomes]
+) -> dict[Key, Success] | None:
     """Return what is to be written if all of them are plain successes of jobs that were handed out here."""
+    for item in items:
+        if service.handed.get(worker.id, (item.job_id, item.token)) is None or not settled_plainly(item):
+            return None
+    encode = partial(_successes, items, service.services.settings.max_payload_bytes)
+    try:
+        return await anyio.to_thread.run_sync(encode) if requester.is_large else encode()
+    except PayloadError:
+        return None
+
+
+def _successes(items: Sequence[Outcomes], limit_bytes: int) -> dict[Key, Success]:
     done: dict[Key, Success] = {}
-    limit_bytes = service.services.settings.max_payload_bytes
     for item in items:
         key = (item.job_id, item.token)
-        if service.handed.get(worker.id, key) is None or not settled_plainly(item):
-            return None
-        try:
-            done[key] = Success(*key, payload.encode(item.result, f"The result of job {item.job_id}", limit_bytes))
-        except PayloadError:
-            return None
+        done[key] = Success(*key, payload.encode(item.result, f"The result of job {item.job_id}", limit_bytes))
     return done
 
 
@@ -204,7 +218,12 @@ async def _one_commit(
 
 
 async def _wait(
-    service: WorkerService, worker: RemoteWorker, waiter: Any, presence: claims.ClientConnection, asked: TurnRequest
+    service: WorkerService,
+    worker: RemoteWorker,
+    waiter: claims.Waiter,
+    presence: claims.ClientConnection,
+    room: AnswerRoom,
+    asked: TurnRequest,
 ) -> tuple[Claimed, ...]:
     try:
         claimed = await claims.claim(
@@ -214,6 +233,7 @@ async def _wait(
             waiter,
             worker,
             presence,
+            room,
             partial(_may_claim_still, service, worker),
             limit=asked.limit,
             wait_s=asked.wait_s,
@@ -230,9 +250,19 @@ async def _may_claim_still(service: WorkerService, worker: RemoteWorker) -> bool
     return may_claim(await service.beat(worker))
 
 
+async def _has_room(room: AnswerRoom, asked: TurnRequest) -> bool:
+    """Return whether there is room for jobs in the answer. What was done is not kept waiting for it."""
+    if asked.limit == 0:
+        return False
+    if asked.settle:
+        return room.try_take_for_claim()
+    await room.take_for_claim()
+    return True
+
+
 async def _lost_answers(service: WorkerService, worker: RemoteWorker, asked: TurnRequest) -> list[dict[str, Any]]:
     """Return the jobs that an earlier answer was to bring and the worker does not know of."""
-    if asked.have is None or asked.limit == 0:
+    if asked.have is None:
         return []
     known = {*asked.have, *(item.token for item in asked.settle)}
     now_s = time.monotonic()

@@ -183,12 +183,14 @@ class JournalVerbs(Protocol):
         name are taken in their order, each once."""
         ...
 
-    def journal(self, job_id: int) -> list[JournalRecord]:
-        """Give what the job wrote down, in order; the checkpoint, if there is one, comes first."""
+    def journal(self, job_id: int, within_bytes: int | None = None) -> list[JournalRecord]:
+        """Return what the job wrote down, in order; the checkpoint, if there is one, comes first.
+
+        If the values have more than `within_bytes` together, the largest are left out: no JSON is empty as they are."""
         ...
 
-    def signals(self, job_id: int) -> list[SignalRecord]:
-        """Give all signals that it was sent, oldest first, taken or not."""
+    def signals(self, job_id: int, within_bytes: int | None = None) -> list[SignalRecord]:
+        """Return all signals that it was sent, oldest first, taken or not; values are left out as in `journal`."""
         ...
 
 

@@ -328,7 +328,10 @@ class Listener(Protocol):
 class WorkerVerbs(Protocol):
     def register(self, new_worker: NewWorker) -> bool:
         """Write the worker down as ACTIVE with its first beat, and the tasks that it knows. True: its host is
-        disabled, and it must not claim."""
+        disabled, and it must not claim.
+
+        Raise NameTaken if it is a Python worker and a living worker of another transport has its name, or the other way
+        round: people could not tell the two apart."""
         ...
 
     def listen(self, worker_id: str) -> Listener:

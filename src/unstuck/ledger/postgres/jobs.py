@@ -42,13 +42,17 @@ class JournalVerbs(HolderVerbs):
             self.notify((f"queue:{queue}",))
         return str(answer)
 
-    def journal(self, job_id: int) -> list[JournalRecord]:
+    def journal(self, job_id: int, within_bytes: int | None = None) -> list[JournalRecord]:
         check_ids((job_id,))
-        return [JournalRecord(*row) for row in self.read("journal", job_id=job_id)]
+        if within_bytes is None:
+            return [JournalRecord(*row) for row in self.read("journal", job_id=job_id)]
+        return [JournalRecord(*row) for row in self.read("journal_within", job_id=job_id, within_bytes=within_bytes)]
 
-    def signals(self, job_id: int) -> list[SignalRecord]:
+    def signals(self, job_id: int, within_bytes: int | None = None) -> list[SignalRecord]:
         check_ids((job_id,))
-        return [SignalRecord(*row) for row in self.read("signals", job_id=job_id)]
+        if within_bytes is None:
+            return [SignalRecord(*row) for row in self.read("signals", job_id=job_id)]
+        return [SignalRecord(*row) for row in self.read("signals_within", job_id=job_id, within_bytes=within_bytes)]
 
     def _journals(self, job_ids: list[int]) -> dict[int, bytes]:
         """Give what these jobs wrote down and the signals that are kept for them, packed for a new attempt."""

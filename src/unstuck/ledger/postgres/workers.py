@@ -14,6 +14,7 @@ from unstuck.domain.recovery_rules import encode_rules
 from unstuck.domain.states import Transport, WorkerState
 from unstuck.domain.worker_health import Standing
 from unstuck.errors import LedgerUnavailable, UncertainCommit
+from unstuck.ledger.checks import name_taken
 from unstuck.ledger.contract.jobs import Fate, read_fate
 from unstuck.ledger.contract.workers import (
     DeferredOutcome,
@@ -98,13 +99,16 @@ class WorkerVerbs(JournalVerbs, WorkflowVerbs):
             session = self.service_connection.open()
             if new_worker.transport is not Transport.PYTHON:
                 # Our session proves nothing of somebody who only speaks through us.
-                return bool(
-                    self.serve("register", **values, session_pid=None, session_start=None, session_server=None)[0][0]
-                )
-            rows = self.serve("register", **values, **session_values(session))
-            self.worker_id = new_worker.id
-            self.worker_queues = frozenset(new_worker.queues)
-            return bool(rows[0][0])
+                rows = self.serve("register", **values, session_pid=None, session_start=None, session_server=None)
+            else:
+                rows = self.serve("register", **values, **session_values(session))
+            [(disabled, name_is_free)] = rows
+            if not name_is_free:
+                raise name_taken(new_worker)
+            if new_worker.transport is Transport.PYTHON:
+                self.worker_id = new_worker.id
+                self.worker_queues = frozenset(new_worker.queues)
+            return bool(disabled)
 
     def listen(self, worker_id: str) -> PostgresListener:
         return PostgresListener(self._wakeup_source(), self.schema, self._concerns_of(worker_id))

@@ -33,15 +33,19 @@ class JournalVerbs(Verbs):
         self.notify_queues(woken)
         return answer
 
-    def journal(self, job_id: int) -> list[JournalRecord]:
+    def journal(self, job_id: int, within_bytes: int | None = None) -> list[JournalRecord]:
         check_ids((job_id,))
         with self.db.read() as cursor:
-            return [JournalRecord(*row) for row in cursor.execute(SQL["journal"], (job_id,))]
+            if within_bytes is None:
+                return [JournalRecord(*row) for row in cursor.execute(SQL["journal"], (job_id,))]
+            return [JournalRecord(*row) for row in cursor.execute(SQL["journal_within"], (job_id, within_bytes))]
 
-    def signals(self, job_id: int) -> list[SignalRecord]:
+    def signals(self, job_id: int, within_bytes: int | None = None) -> list[SignalRecord]:
         check_ids((job_id,))
         with self.db.read() as cursor:
-            return [SignalRecord(*row) for row in cursor.execute(SQL["signals"], (job_id,))]
+            if within_bytes is None:
+                return [SignalRecord(*row) for row in cursor.execute(SQL["signals"], (job_id,))]
+            return [SignalRecord(*row) for row in cursor.execute(SQL["signals_within"], (job_id, within_bytes))]
 
 
 def write_entries(cursor: apsw.Cursor, worker_id: str, entries: Sequence[JournalEntry]) -> set[tuple[int, int]]:

@@ -13,6 +13,7 @@ from unstuck.domain.recovery_rules import encode_rules
 from unstuck.domain.states import LIVE_STATES, Transport, WorkerState
 from unstuck.domain.worker_health import Disabled, Standing
 from unstuck.errors import UncertainCommit
+from unstuck.ledger.checks import name_taken
 from unstuck.ledger.contract.jobs import Fate, read_fate
 from unstuck.ledger.contract.workers import (
     ClaimRequest,
@@ -100,6 +101,9 @@ class WorkerVerbs(Verbs):
         refuse_nul(new_worker.id, new_worker.name, new_worker.host, new_worker.version, new_worker.owner)
         clock = read_clock()
         with self.db.write() as cursor:
+            others = "living_foreign_worker" if new_worker.transport is Transport.PYTHON else "living_python_worker"
+            if fetch(cursor, others, (new_worker.name,)) and not fetch(cursor, "is_registered", (new_worker.id,)):
+                raise name_taken(new_worker)
             cursor.execute(SQL["insert_worker"], _worker_row(new_worker, clock.at))
             if not cursor.connection.changes():
                 # Written down before the answer was lost: once is enough, and the dead are not raised.

@@ -17,7 +17,7 @@ from unstuck.domain.endings import Attempt, Died, Ending, Release, conclude
 from unstuck.domain.liveness import Detector
 from unstuck.domain.policy import decode_policy, encode_policy
 from unstuck.domain.states import LIVE_STATES, Transport
-from unstuck.errors import LedgerBusy, LedgerError, RefusedValue, UnstuckError
+from unstuck.errors import LedgerBusy, LedgerError, NameTaken, RefusedValue, UnstuckError
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import TaskRecord
 from unstuck.ledger.contract.recovery import WorkerWatch
@@ -363,10 +363,14 @@ class BatchRunner:
                         (registration, protocol.NAME_TAKEN, name_taken(registration.name, standing.id))
                     )
                 return False
-            if (python := self._ledger.living_python_worker(registration.name)) is not None:
-                answer.turned_away.append((registration, protocol.NAME_TAKEN, name_taken(registration.name, python)))
-                return False
-        self._write(registration)
+        try:
+            self._write(registration)
+        except NameTaken:
+            # A Python worker has it.
+            self._claim_requests.pop(registration.worker_id, None)
+            standing_id = self._ledger.living_python_worker(registration.name) or ""
+            answer.turned_away.append((registration, protocol.NAME_TAKEN, name_taken(registration.name, standing_id)))
+            return False
         if registration.named and self._ledger.remote_worker(registration.worker_id) is None:
             # Another broker was faster.
             self._claim_requests.pop(registration.worker_id, None)

@@ -99,7 +99,15 @@ class MmiAnswers:
         return {
             "status": found.status,
             "workers": dict(found.fleet.workers),
-            "troubles": [{"code": one.code.value, "message": one.message, "cure": one.cure} for one in found.troubles],
+            "troubles": [
+                {
+                    "code": one.code.value,
+                    "severity": one.severity.value,
+                    "message": f"{one.what}. {one.why}",
+                    "cure": one.cure,
+                }
+                for one in found.troubles
+            ],
         }
 
 

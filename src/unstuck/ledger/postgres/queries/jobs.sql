@@ -355,6 +355,27 @@ select answer, queue from {schema}.signal_v1(%(job_id)s, %(name)s, %(value)s, %(
 select seq, kind, name, value, extract(epoch from at)::double precision, token
 from {schema}.journal where job_id = %(job_id)s order by seq;
 
+-- name: journal_within
+-- The largest values are left out. They are not read: only their sizes are.
+select j.seq, j.kind, j.name, case when s.until_bytes <= %(within_bytes)s then j.value else ''::bytea end,
+       extract(epoch from j.at)::double precision, j.token
+from {schema}.journal j
+join (
+    select k.seq, sum(octet_length(k.value)) over (order by octet_length(k.value), k.seq) as until_bytes
+    from {schema}.journal k where k.job_id = %(job_id)s
+) s on s.seq = j.seq
+where j.job_id = %(job_id)s order by j.seq;
+
+-- name: signals_within
+select g.number, g.name, case when s.until_bytes <= %(within_bytes)s then g.value else ''::bytea end,
+       extract(epoch from g.at)::double precision, g.sent_by, g.taken_seq
+from {schema}.signals g
+join (
+    select k.number, sum(octet_length(k.value)) over (order by octet_length(k.value), k.number) as until_bytes
+    from {schema}.signals k where k.job_id = %(job_id)s
+) s on s.number = g.number
+where g.job_id = %(job_id)s order by g.number;
+
 -- name: signals
 select number, name, value, extract(epoch from at)::double precision, sent_by, taken_seq
 from {schema}.signals where job_id = %(job_id)s order by number;

@@ -2,16 +2,19 @@
 
 -- name: register
 -- Repeated after a lost answer it changes nothing, and never raises the dead. Nor does it for a second living foreign
--- worker of the same name.
-with born as (
+-- worker of the same name. The second answer is false if a living worker of the other kind has the name.
+with free as materialized (
+    select {schema}.worker_name_is_free_v1(%(name)s, %(door)s = 'python') as yes
+), born as (
     insert into {schema}.workers (
         id, name, host, pid, boot_id, pid_namespace, process_started, trace, queues, tasks, concurrency, version,
         heartbeat_interval_s, suspect_after_s, running_stale_after_s, door, owner, recovery, metadata,
         created_at)
-    values (
+    select
         %(id)s, %(name)s, %(host)s, %(pid)s, %(boot_id)s, %(pid_namespace)s, %(process_started)s, %(trace)s, %(queues)s,
         %(tasks)s, %(concurrency)s, %(version)s, %(heartbeat_interval_s)s, %(suspect_after_s)s,
-        %(running_stale_after_s)s, %(door)s, %(owner)s, %(recovery)s, %(metadata)s::jsonb, clock_timestamp())
+        %(running_stale_after_s)s, %(door)s, %(owner)s, %(recovery)s, %(metadata)s::jsonb, clock_timestamp()
+    from free f where f.yes
     on conflict do nothing
     returning id, name, pid, host, door
 ), first_beat as (
@@ -37,7 +40,9 @@ with born as (
                        else format('Worker started: %%s (over %%s, on %%s)', b.name, b.door, b.host) end
     from born b
 )
-select exists (select 1 from {schema}.hosts h where h.name = %(host)s);
+select exists (select 1 from {schema}.hosts h where h.name = %(host)s),
+       f.yes or exists (select 1 from {schema}.workers w where w.id = %(id)s)
+from free f;
 
 -- name: skip_lost_numbers
 -- Before anything else on a connection: numbers that a lost primary gave out must not be given out again.

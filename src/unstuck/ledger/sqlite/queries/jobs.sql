@@ -380,6 +380,25 @@ WHERE id = ?1 AND state = 'waiting';
 -- name: journal
 SELECT seq, kind, name, value, at, token FROM unstuck_journal WHERE job_id = ? ORDER BY seq;
 
+-- name: journal_within
+-- The largest values are left out. They are not read: only their sizes are.
+SELECT j.seq, j.kind, j.name, CASE WHEN s.until_bytes <= ?2 THEN j.value ELSE x'' END, j.at, j.token
+FROM unstuck_journal j
+JOIN (
+    SELECT seq, sum(length(value)) OVER (ORDER BY length(value), seq) AS until_bytes
+    FROM unstuck_journal WHERE job_id = ?1
+) s ON s.seq = j.seq
+WHERE j.job_id = ?1 ORDER BY j.seq;
+
+-- name: signals_within
+SELECT g.number, g.name, CASE WHEN s.until_bytes <= ?2 THEN g.value ELSE x'' END, g.at, g.sent_by, g.taken_seq
+FROM unstuck_signals g
+JOIN (
+    SELECT number, sum(length(value)) OVER (ORDER BY length(value), number) AS until_bytes
+    FROM unstuck_signals WHERE job_id = ?1
+) s ON s.number = g.number
+WHERE g.job_id = ?1 ORDER BY g.number;
+
 -- name: signals
 SELECT number, name, value, at, sent_by, taken_seq FROM unstuck_signals WHERE job_id = ? ORDER BY number;
 

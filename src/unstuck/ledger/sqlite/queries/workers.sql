@@ -302,6 +302,14 @@ SELECT id FROM unstuck_workers
 WHERE name = ? AND door = 'python' AND state IN ('active', 'draining', 'suspect')
 LIMIT 1;
 
+-- name: living_foreign_worker
+SELECT id FROM unstuck_workers
+WHERE name = ? AND door <> 'python' AND state IN ('active', 'draining', 'suspect')
+LIMIT 1;
+
+-- name: is_registered
+SELECT 1 FROM unstuck_workers WHERE id = ?;
+
 -- name: foreign_pulse
 SELECT w.state, w.draining, w.request, w.boot_id, w.disabled IS NOT NULL OR h.disabled IS NOT NULL
 FROM unstuck_workers w
