@@ -36,7 +36,7 @@ TOKENS = [
 ]
 PLAIN = [
     *(b'{"args":[1],"kwargs":{"a":"b"}}', b"\xa2\x61a\x01\x65JobID\x02"),
-    *(b"1h30m", b"*/5 * * * *", b"a=1&csrf=x", b"12.3.4"),
+    *(b"1h30m", b"*/5 * * * *", b"a=1&token=x", b"12.3.4"),
 ]
 
 

@@ -1,6 +1,5 @@
 """`unstuck serve --processes N`: several processes on one socket that die, are replaced, and end together."""
 
-import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,9 +44,6 @@ def test_a_killed_process_is_replaced_and_explained_and_all_end_together(url: st
     with serve(url, "--processes", "2") as served:
         wait_for(lambda: len(children(served)) == 2, "two processes")
         before = children(served)
-        # A form that one of them drew is good at the other.
-        seen = {found[1] for _ in range(8) if (found := re.search(r'name="csrf" content="([^"]+)"', page(served)))}
-        assert len(seen) == 1
         victim = min(before)
         send_signal(victim, signal.SIGKILL)
         assert all(fresh(served, "GET", "/healthz").status_code == 200 for _ in range(10))
@@ -60,10 +56,6 @@ def test_a_killed_process_is_replaced_and_explained_and_all_end_together(url: st
         assert served.process.wait(PATIENCE_S) == 0
         assert not any(psutil.pid_exists(pid) for pid in family)
         assert "Traceback" not in served.said()
-
-
-def page(served: Served) -> str:
-    return fresh(served, "GET", "/", headers={"Accept": "text/html"}).text
 
 
 def test_whatever_process_is_asked_a_worker_goes_on_where_it_was(url: str) -> None:

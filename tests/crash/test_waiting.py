@@ -171,7 +171,7 @@ def test_the_death_of_a_worker_is_told_to_everyone_who_listens(fleet: Fleet) -> 
     listener = Listener(iter(fleet.app.events()))
     wait_for(lambda: fleet.app._runtime.services().feed._wakes, "a listener")
     with serving(fleet.url) as client:
-        stream = lines(client, "/api/events?kind=worker_dead")
+        stream = lines(client, "/api/v1/events?kind=worker_dead")
         place = next(stream)["id"]
         job, _ = fleet.begin("nap", 30.0)
         worker_id = fleet.ledger.job(job.id).worker_id  # type: ignore[union-attr]

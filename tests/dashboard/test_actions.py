@@ -1,10 +1,13 @@
 """The operator's verbs on the page: with a mouse, with the keyboard alone, and without any script."""
 
+from contextlib import closing
+from functools import partial
+
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 from tests.support.browser import looking, wait_live
 from tests.support.cli import Cli
-from tests.support.http_server import Served
+from tests.support.http_server import Served, guarded_door
 
 from unstuck.domain.states import JobState
 from unstuck.ledger.contract.jobs import JobFilter
@@ -120,8 +123,6 @@ def test_all_that_a_filter_finds_is_retried(browser: Browser, stand: Cli, served
 
 def test_every_verb_of_the_command_line_is_there(stand: Cli, served: Served) -> None:
     """Each is done once, as a form without any browser, and says what it did."""
-    shown = served.client.get("/queues").text
-    csrf = shown.split('name="csrf" content="')[1].split('"')[0]
     asked = {
         "pause": ({"queue": "default"}, "Paused: default."),
         "resume": ({"queue": "default"}, "Resumed: default."),
@@ -136,7 +137,7 @@ def test_every_verb_of_the_command_line_is_there(stand: Cli, served: Served) -> 
         "purge": ({"queue": "nowhere"}, "There is no queue"),
     }
     for verb, (fields, said) in asked.items():
-        form = {"csrf": csrf, "back": "/queues?x=1", "confirmed": "yes", **fields}
+        form = {"back": "/queues?x=1", "confirmed": "yes", **fields}
         answer = served.client.post(f"/verbs/{verb}", data=form, headers={"Origin": served.url})
         assert answer.status_code == 303, (verb, answer.text)
         assert answer.headers["location"] == "/queues?x=1"
@@ -147,16 +148,40 @@ def test_every_verb_of_the_command_line_is_there(stand: Cli, served: Served) -> 
 
 @pytest.mark.parametrize("number", ["9" * 5_000, "99999999999999999999", "0", "-1", "1e3", "x"])
 def test_what_is_no_number_of_a_job_does_nothing(served: Served, number: str) -> None:
-    csrf = served.client.get("/queues").text.split('name="csrf" content="')[1].split('"')[0]
-    form = {"csrf": csrf, "back": "/jobs", "job": number}
+    form = {"back": "/jobs", "job": number}
     answer = served.client.post("/verbs/retry", data=form, headers={"Origin": served.url})
     assert answer.status_code == 303
     assert "No jobs were chosen" in served.client.get("/jobs").text
 
 
 def test_a_form_cannot_send_anybody_elsewhere(served: Served) -> None:
-    csrf = served.client.get("/queues").text.split('name="csrf" content="')[1].split('"')[0]
     for back in ("https://evil.example/", "//evil.example/", "/\\evil.example", "javascript:alert(1)"):
-        form = {"csrf": csrf, "back": back, "queue": "default"}
+        form = {"back": back, "queue": "default"}
         answer = served.client.post("/verbs/pause", data=form, headers={"Origin": served.url})
         assert answer.headers["location"] == "/", back
+
+
+def test_the_form_of_another_website_is_refused_with_the_login_of_its_victim(browser: Browser, shop: Cli) -> None:
+    shop.worker()
+    with guarded_door(shop.url) as door, closing(browser.new_context(base_url=door.url)) as victim:
+        page = victim.new_page()
+        page.goto("/login")
+        page.get_by_label("Token").fill(door.all)
+        page.get_by_role("button", name="Log in").click()
+        expect(page.get_by_role("button", name="Log out")).to_be_visible()
+        # To another site the cookie is not sent. It is sent to the same site, which another port is.
+        for attacker in ("http://evil.example", "http://127.0.0.1:8080"):
+            form = (
+                f'<form method="post" action="{door.url}/verbs/pause"><input name="queue"><button>Win</button></form>'
+            )
+            page.route(f"{attacker}/", partial(Route.fulfill, content_type="text/html", body=form))
+            page.goto(f"{attacker}/")
+            with page.expect_response(f"{door.url}/verbs/pause") as answered:
+                page.get_by_role("button", name="Win").click()
+            assert answered.value.status == 403, attacker
+            assert answered.value.request.all_headers()["origin"] == attacker
+        assert {queue["paused"] for queue in door.ask("GET", "/api/v1/queues", door.all).json()} == {False}
+        page.goto("/queues")
+        page.get_by_role("button", name="Pause all").click()
+        expect(page.get_by_text("Paused")).not_to_have_count(0)
+        assert {queue["paused"] for queue in door.ask("GET", "/api/v1/queues", door.all).json()} == {True}

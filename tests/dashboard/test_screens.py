@@ -277,16 +277,18 @@ def test_secrets_among_arguments_are_hidden(screens: tuple[Served, list[str]]) -
     assert "hidden too" not in served.client.get("/workers/evil").text
 
 
-def test_a_theme_that_was_chosen_is_kept(browser: Browser, screens: tuple[Served, list[str]]) -> None:
+COLOURS = "[getComputedStyle(document.documentElement).colorScheme, getComputedStyle(document.body).backgroundColor]"
+
+
+def test_light_and_dark_follow_the_system(browser: Browser, screens: tuple[Served, list[str]]) -> None:
     served, _ = screens
     with looking(browser, served.url, color_scheme="light") as page:
         page.goto("/queues")
-        button = page.get_by_role("button", name="Theme")
-        button.click()
-        button.click()
-        expect(button).to_have_text("Theme: dark")
-        page.goto("/events")
-        assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
+        light = page.evaluate(COLOURS)
+        page.emulate_media(color_scheme="dark")
+        dark = page.evaluate(COLOURS)
+    assert (light[0], dark[0]) == ("light", "dark")
+    assert light[1] != dark[1]
 
 
 def test_an_outage_is_told_on_the_page_and_over_http(either_shop: Cli) -> None:

@@ -13,9 +13,8 @@ from tests.support.cli import COMMAND, Cli
 from tests.support.fleet import ROOT, Fleet
 from tests.support.postgres import PgServer
 
-from unstuck.desktop.app import MAX_ROWS, DesktopApp, EventRows
+from unstuck.desktop.app import DesktopApp
 from unstuck.desktop.popups import MAX_MESSAGE_CHARS, CrashedCalls, DeadWorkers, UnservedCalls, UnservedQueues
-from unstuck.domain.events import Event
 
 PATIENT_S = 60.0
 
@@ -32,24 +31,17 @@ def at_desk(screen: Screen, fleet: Fleet, popups: bool = True) -> DesktopApp:
     desk = DesktopApp(fleet.app.settings, popups=popups)
     began: list[bool] = []
     desk.following_began.connect(lambda: began.append(True))
-    screen.wait_for(lambda: began and desk.window.state.text().startswith("Following"), "the ledger followed")
+    screen.wait_for(lambda: began, "the ledger followed")
     return desk
-
-
-def kinds(desk: DesktopApp) -> list[str]:
-    rows = desk.window.rows
-    return [rows.event_at(row).kind for row in range(rows.rowCount())]
 
 
 def test_the_death_of_a_worker_pops_up_with_what_became_of_its_job(screen: Screen, fleet: Fleet) -> None:
     victim = fleet.start("--concurrency", "1", "--name", "ada")
     fleet.start("--concurrency", "1", "--queues", "other")
-    job, _ = fleet.begin("nap_again", 300)
+    fleet.begin("nap_again", 300)
     desk = at_desk(screen, fleet)
     try:
-        assert desk.window.isVisible(), "without a tray there is the window"
-        assert kinds(desk).count("worker_started") == 2, "what happened before is in the list"
-        assert screen.dialogs() == [], "and pops up no more"
+        assert screen.dialogs() == [], "what happened before pops up no more"
         dead_id = victim.id
         victim.kill()
         screen.wait_for(lambda: desk.death_popup.box, "a popup")
@@ -58,10 +50,6 @@ def test_the_death_of_a_worker_pops_up_with_what_became_of_its_job(screen: Scree
         screen.wait_for(lambda: "1 queued again" in box.text(), "what became of its job")
         assert box.windowTitle() == "Worker Crashed"
         assert f"Worker ada ({dead_id}) has died." in box.text()
-        assert kinds(desk)[:2] == ["requeued", "worker_dead"]
-        desk.window.table.selectRow(0)
-        assert desk.window.details.toPlainText().startswith("requeued, ")
-        assert f"job {job.id}, worker {dead_id}" in desk.window.details.toPlainText()
     finally:
         desk.close()
 
@@ -74,41 +62,35 @@ def test_a_queue_that_nobody_serves_pops_up_once(screen: Screen, fleet: Fleet) -
         [box] = screen.dialogs()
         assert box.windowTitle() == "No Workers Available"
         assert "Please start worker servers" in box.text()
-        assert kinds(desk) == ["no_workers"]
-    finally:
-        desk.close()
-
-
-def test_without_dialogs_the_list_tells(screen: Screen, fleet: Fleet) -> None:
-    desk = at_desk(screen, fleet, popups=False)
-    try:
-        fleet.task("nap").options(queue="other").enqueue(0)
-        screen.wait_for(lambda: kinds(desk) == ["no_workers"], "the event")
-        assert screen.dialogs() == []
     finally:
         desk.close()
 
 
 def test_an_outage_is_said_and_what_happened_after_it_is_told(
-    screen: Screen, pg_server: PgServer, pg_url: str, tmp_path: Path
+    screen: Screen, pg_server: PgServer, pg_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(QSystemTrayIcon, "isSystemTrayAvailable", lambda: True)
     fleet = Fleet(pg_url, tmp_path)
     desk = at_desk(screen, fleet)
+    assert desk.tray is not None
+    icon, state = desk.tray.icon, desk.tray.menu.actions()[0]
     try:
+        screen.wait_for(lambda: state.text().startswith("Following"), "the ledger followed")
         pg_server.stop()
         try:
-            screen.wait_for(lambda: not desk.window.state.text().startswith("Following"), "the outage said")
+            screen.wait_for(lambda: not state.text().startswith("Following"), "the outage said")
+            assert icon.toolTip() == f"Unstuck: {state.text()}"
         finally:
             pg_server.start()
         fleet.task("nap").options(queue="other").enqueue(0)
         screen.wait_for(lambda: desk.unserved_popup.box, "the popup of what came after it")
-        screen.wait_for(lambda: desk.window.state.text().startswith("Following"), "all well again")
+        screen.wait_for(lambda: state.text().startswith("Following"), "all well again")
     finally:
         desk.close()
         fleet.close()
 
 
-def test_with_a_tray_the_window_comes_and_goes_and_the_icon_stays(
+def test_without_dialogs_the_icon_in_the_tray_tells_until_somebody_looks(
     screen: Screen, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(QSystemTrayIcon, "isSystemTrayAvailable", lambda: True)
@@ -119,7 +101,6 @@ def test_with_a_tray_the_window_comes_and_goes_and_the_icon_stays(
         ended: list[bool] = []
         desk.ended.connect(lambda: ended.append(True))
         assert desk.tray is not None
-        assert not desk.window.isVisible()
         calm = desk.tray.icon.icon().cacheKey()
         fleet.task("nap").options(queue="other").enqueue(0)
         [(title, text)] = screen.wait_for(lambda: shown, "a message at the icon")
@@ -127,29 +108,15 @@ def test_with_a_tray_the_window_comes_and_goes_and_the_icon_stays(
         assert "Please start worker servers" in text
         assert desk.tray.icon.icon().cacheKey() != calm
         choices = {action.text(): action for action in desk.tray.menu.actions()}
-        choices["Show events"].trigger()
-        assert desk.window.isVisible()
+        assert screen.dialogs() == []
+        desk.tray.menu.aboutToShow.emit()
         assert desk.tray.icon.icon().cacheKey() == calm
-        desk.window.close()
-        screen.work()
-        assert ended == []
         choices["Popups"].trigger()
         assert desk.popups.isChecked()
         choices["Quit"].trigger()
         assert ended == [True]
     finally:
         desk.close()
-
-
-def test_the_list_has_an_end_and_shows_nothing_twice(screen: Screen) -> None:
-    rows = EventRows()
-    rows.add([Event("requeued", 0.0, f"number {number}", number) for number in range(1, 301)])
-    rows.add([Event("requeued", 0.0, "again", 300), Event("failed", 0.0, "new", 301)])
-    assert rows.rowCount() == 301
-    rows.add([Event("requeued", 0.0, f"number {number}", number) for number in range(302, 5_000)])
-    assert rows.rowCount() == MAX_ROWS
-    assert rows.event_at(0).id == 4_999
-    assert rows.event_at(MAX_ROWS - 1).id == 4_000
 
 
 # The command ------------------------------------------------------------------------------------
@@ -174,6 +141,11 @@ def test_the_command_says_what_it_follows_and_ends_with_a_signal(shop: Cli, numb
 def test_the_command_makes_no_ledger(shop: Cli) -> None:
     assert "There is no ledger at" in shop.refused(1, "popups")
     assert not (shop.folder / "jobs.db").exists()
+
+
+def test_without_a_tray_and_without_dialogs_a_sentence_says_that_nothing_would_be_shown(shop: Cli) -> None:
+    shop.worker()
+    assert "This desktop has no tray" in shop.refused(1, "popups", "--no-dialogs")
 
 
 def test_where_there_is_no_screen_a_sentence_says_so(shop: Cli) -> None:

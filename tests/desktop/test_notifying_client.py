@@ -230,8 +230,10 @@ def test_nobody_is_there_then_a_worker_dies_then_another_does_it(
     client = NotifyingClient(scene.endpoint, timeout=TIMEOUT_S, log_errors=False)
     ended: list[Any] = []
     client.callEnded.connect(ended.append)
+    followed: list[bool] = []
+    desk.following_began.connect(lambda: followed.append(True))
     try:
-        screen.wait_for(lambda: desk.window.state.text().startswith("Following"), "the ledger followed")
+        screen.wait_for(lambda: followed, "the ledger followed")
         call = client.submit("echo", f"job 0 {tmp_path / 'gate'}".encode())
         nobody = screen.wait_for(lambda: client.absence_popup.box, "the popup that nobody is there")
         assert nobody.text() == (

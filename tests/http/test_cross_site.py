@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from tests.support.cli import Cli
-from tests.support.http_server import UNSAFE, Browser, Route, SecuredServer, guarded_door, raw, serve, status_of, ways
+from tests.support.http_server import UNSAFE, Route, SecuredServer, guarded_door, raw, serve, status_of, ways
 
-FORMS = [way for way in ways() if not way.api and way.method in UNSAFE and way.path != "/login"]
-UNSAFE_API = [way for way in ways() if way.api and way.method in UNSAFE]
+from unstuck.http.auth.sessions import COOKIE
+
+UNSAFE_WAYS = [way for way in ways() if way.method in UNSAFE and way.path != "/login"]
+UNSAFE_API = [way for way in UNSAFE_WAYS if way.api]
 EVIL = "http://evil.example"
 
 
@@ -23,76 +27,86 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]:
         yield door
 
 
-@pytest.fixture(scope="module")
-def person(door: SecuredServer) -> Browser:
-    return door.log_in()
+# Origin ---------------------------------------------------------------------------------------------
+
+FOREIGN = (
+    {"Origin": EVIL},
+    {"Origin": "null"},
+    {"Origin": ""},
+    {"Origin": "http://127.0.0.1:1"},
+    {"Origin": EVIL, "Sec-Fetch-Site": "same-origin"},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Sec-Fetch-Site": "none"},
+    {"Sec-Fetch-Site": ""},
+    {"Origin": "OURS", "Sec-Fetch-Site": "cross-site"},
+    {"Referer": EVIL},
+)
+"""What browsers say of a request that another website made them send, and what no browser of today says."""
+UNPROVEN = ({}, {"Referer": "OURS"})
+"""Nothing, or nothing that proves whose page sent a request."""
+PROVEN = ({"Origin": "OURS"}, {"Sec-Fetch-Site": "same-origin"}, {"Origin": "OURS", "Sec-Fetch-Site": "same-origin"})
 
 
-@pytest.fixture(scope="module")
-def csrf(person: Browser) -> str:
-    return person.csrf()
+def send(client: httpx.Client, way: Route, said: dict[str, str], **more: str) -> httpx.Response:
+    """Send an unsafe request of which the browser says this; OURS is the address of the server."""
+    headers = {name: str(client.base_url).rstrip("/") if value == "OURS" else value for name, value in said.items()}
+    body: dict[str, Any] = {"json": {}} if way.api else {"data": {"queue": "x", "confirmed": "yes"}}
+    return client.request(way.method, way.filled, headers={**headers, **more}, **body)
 
 
-# Origin and CSRF --------------------------------------------------------------------------------
+def is_refused(answer: httpx.Response) -> bool:
+    return answer.status_code == 403 and answer.json()["code"] == "foreign_origin"
 
 
-def test_every_form_needs_the_origin_and_the_proof(
-    door: SecuredServer, person: Browser, csrf: str, subtests: pytest.Subtests
+def test_every_unsafe_way_takes_a_login_only_from_our_own_page(door: SecuredServer, subtests: pytest.Subtests) -> None:
+    assert len(UNSAFE_WAYS) > 40
+    login = {"Cookie": f"{COOKIE}={door.log_in().client.cookies[COOKIE]}"}
+    for way in UNSAFE_WAYS:
+        for said in (*FOREIGN, *UNPROVEN):
+            with subtests.test(name_of(way), said=said):
+                assert is_refused(send(door.served.client, way, said, **login))
+        for said in PROVEN:
+            with subtests.test(name_of(way), said=said):
+                assert send(door.served.client, way, said, **login).status_code not in (401, 403, *range(500, 600))
+
+
+def test_every_unsafe_way_without_tokens_is_closed_to_websites(shop: Cli, subtests: pytest.Subtests) -> None:
+    with serve(shop.url) as served:
+        for way in UNSAFE_WAYS:
+            # A program may use the API: it is not a browser. Forms are for browsers, and those say where they are.
+            for said in (*FOREIGN, {"Referer": "OURS"}, *(() if way.api else ({},))):
+                with subtests.test(name_of(way), said=said):
+                    assert is_refused(send(served.client, way, said))
+            for said in (*PROVEN, *(({},) if way.api else ())):
+                with subtests.test(name_of(way), said=said):
+                    assert send(served.client, way, said).status_code not in (401, 403, *range(500, 600))
+
+
+def test_every_unsafe_way_takes_a_token_from_programs_and_not_from_websites(
+    door: SecuredServer, subtests: pytest.Subtests
 ) -> None:
-    for way in FORMS:
-        with subtests.test(name_of(way)):
-            right = {"csrf": csrf}
-            for form, origin in [
-                ({}, ""),
-                ({"csrf": "wrong"}, ""),
-                ({"csrf": csrf[:-1]}, ""),
-                (right, None),
-                (right, EVIL),
-                (right, "null"),
-                (right, door.url.replace("http://127", "http://128")),
-                (right, door.url + "1"),
-            ]:
-                assert person.post(way.filled, form, origin).status_code == 403, (form, origin)
-            if way.path != "/logout":
-                assert person.post(way.filled, right).status_code in (200, 303, 404, 422)
-                assert person.post(way.filled, {}, **{"X-CSRF-Token": csrf}).status_code in (200, 303, 404, 422)
+    token = {"Authorization": f"Bearer {door.all}"}
+    for way in UNSAFE_WAYS:
+        for said in FOREIGN:
+            with subtests.test(name_of(way), said=said):
+                answer = send(door.served.client, way, said, **token)
+                assert is_refused(answer)
+                assert not [name for name in answer.headers if name.startswith("access-control")]
+        for said in (*UNPROVEN, *PROVEN):
+            with subtests.test(name_of(way), said=said):
+                answer = send(door.served.client, way, said, **token)
+                assert answer.status_code not in (401, 403, *range(500, 600))
 
 
-def test_the_proof_of_another_login_is_none(door: SecuredServer, person: Browser, csrf: str) -> None:
-    other = door.log_in()
-    assert other.post("/verbs/pause", {"csrf": csrf, "queue": "default"}).status_code == 403
-
-
-def test_what_a_browser_says_of_itself_is_believed_only_against_it(person: Browser, csrf: str) -> None:
-    for site in ("cross-site", "same-site", "none"):
-        answer = person.post("/verbs/pause", {"csrf": csrf}, **{"Sec-Fetch-Site": site})
-        assert answer.status_code == 403, site
-    assert person.post("/verbs/pause", {"csrf": csrf}, **{"Sec-Fetch-Site": "same-origin"}).status_code == 303
-
-
-def test_the_api_takes_a_login_only_with_the_proof(person: Browser, csrf: str, subtests: pytest.Subtests) -> None:
-    for way in UNSAFE_API:
-        with subtests.test(name_of(way)):
-            for headers in (
-                {},
-                {"Origin": person.origin},
-                {"X-CSRF-Token": csrf},
-                {"Origin": EVIL, "X-CSRF-Token": csrf},
-            ):
-                assert person.client.request(way.method, way.filled, headers=headers, json={}).status_code == 403, (
-                    headers
-                )
-            right = {"Origin": person.origin, "X-CSRF-Token": csrf}
-            assert person.client.request(way.method, way.filled, headers=right, json={}).status_code != 403
-
-
-def test_a_token_is_refused_from_another_website(door: SecuredServer, subtests: pytest.Subtests) -> None:
-    for way in UNSAFE_API:
-        with subtests.test(name_of(way)):
-            answer = door.ask(way.method, way.filled, door.all, json={}, headers={"Origin": EVIL})
-            assert answer.status_code == 403
-            assert answer.json()["code"] == "foreign_origin"
-            assert not [name for name in answer.headers if name.startswith("access-control")]
+def test_the_login_itself_is_taken_only_from_our_own_page(door: SecuredServer, subtests: pytest.Subtests) -> None:
+    form = {"token": door.all, "next": ""}
+    for said in (*FOREIGN, *UNPROVEN, *PROVEN):
+        headers = {name: door.url if value == "OURS" else value for name, value in said.items()}
+        with subtests.test(said=said), httpx.Client(base_url=door.url, trust_env=False) as stranger:
+            answer = stranger.post("/login", data=form, headers=headers)
+            assert ("Set-Cookie" in answer.headers) is (said in PROVEN)
+            assert (answer.status_code == 303) if said in PROVEN else is_refused(answer)
 
 
 def test_a_body_of_the_api_is_json_by_its_type(door: SecuredServer, subtests: pytest.Subtests) -> None:
@@ -119,29 +133,11 @@ def test_a_cross_site_look_is_refused_unless_somebody_followed_a_link(door: Secu
     assert door.ask("GET", "/jobs", door.all, headers=link).status_code == 200
 
 
-def test_where_no_token_is_asked_for_a_website_is_refused_and_a_program_is_not(shop: Cli) -> None:
+def test_without_tokens_a_program_may_leave_the_body_out(shop: Cli) -> None:
     with serve(shop.url) as served:
-        client = served.client
         path = "/api/v1/queues/pause"
-        assert client.post(path, json={}).status_code == 200
-        assert client.post(path).status_code == 200
-        for headers in (
-            {"Origin": EVIL},
-            {"Origin": "null"},
-            {"Referer": EVIL},
-            {"Sec-Fetch-Site": "cross-site"},
-            # Our own page has to say that it is ours.
-            {"Origin": served.url},
-        ):
-            assert client.post(path, json={}, headers=headers).status_code == 403, headers
-        assert client.post(path, content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
-        page = Browser(served.url)
-        proof = page.csrf()
-        own = {"Origin": served.url, "X-CSRF-Token": proof}
-        assert client.post(path, json={}, headers=own).status_code == 200
-        assert client.post("/verbs/pause", data={"queue": "x"}).status_code == 403
-        assert page.post("/verbs/pause", {"csrf": proof, "queue": "x"}).status_code == 303
-        page.client.close()
+        assert served.client.post(path).status_code == 200
+        assert served.client.post(path, content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
 
 
 # Host -------------------------------------------------------------------------------------------

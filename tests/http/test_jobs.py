@@ -181,7 +181,7 @@ class TestIdempotency:
 
 class TestFollow:
     def test_a_job_that_does_not_exist(self, door: ApiClient) -> None:
-        for path in ("", "/result", "/why", "/doctor", "/attempts", "/logs", "/events"):
+        for path in ("", "/result", "/why", "/doctor", "/logs", "/events"):
             assert "does not exist" in door.problem("GET", f"/jobs/999999999{path}", 404)["detail"]
             door.problem("GET", f"/jobs/{2**64}{path}", 404)
         for verb in ("cancel", "retry"):
@@ -201,7 +201,7 @@ class TestFollow:
         said = door.get(f"/jobs/{held.job_id}/result?wait=60")
         assert (said["state"], said["result"], said["error"]["code"]) == ("failed", None, "TASK_FAILED")
         assert said["error"]["details"]["type"] == "ValueError"
-        [attempt] = door.get(f"/jobs/{held.job_id}/attempts")
+        [attempt] = door.get(f"/jobs/{held.job_id}")["attempts"]
         assert (attempt["state"], attempt["token"]) == ("failed", held.token)
 
     def test_what_has_not_ended_says_what_it_does(self, door: ApiClient) -> None:
@@ -299,7 +299,7 @@ def test_a_death_comes_with_its_cause(place: Place) -> None:
     said = place.result(job_id).json()
     assert (said["error"]["code"], said["error"]["message"]) == ("WORKER_CRASHED", "Worker died unexpectedly")
     assert "SIGKILL" in said["error"]["cause"]
-    [attempt] = place.client.get(f"{API}/jobs/{job_id}/attempts").json()
+    [attempt] = place.client.get(f"{API}/jobs/{job_id}").json()["attempts"]
     assert attempt["autopsy"]["kind"] == "signal"
     story = place.client.get(f"{API}/jobs/{job_id}/why").json()
     assert "died" in [step["kind"] for step in story["story"]]

@@ -1,4 +1,4 @@
-"""Jobs of several steps in the hands of workers over HTTP: the journal, sleeps, signals, and what follows."""
+"""Jobs of several steps in the hands of workers over HTTP: the journal, sleeps and signals."""
 
 import secrets
 import signal
@@ -35,7 +35,6 @@ from unstuck.domain.policy import Policy
 from unstuck.domain.retry import RetryRule
 from unstuck.domain.states import JobState
 from unstuck.ledger.contract import Ledger
-from unstuck.ledger.contract.jobs import JobFilter
 from unstuck.ledger.contract.workers import Turn
 from unstuck.ledger.open import ready_ledger
 
@@ -71,7 +70,7 @@ def test_what_a_dead_worker_wrote_down_comes_to_the_next(
     assert [one.name for one in ledger.journal(job_id)] == ["checkpoint", "charge"]
 
 
-def test_sleeping_waiting_and_what_follows(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+def test_sleeping_and_waiting_for_a_signal(http: httpx.Client, ledger: Ledger, queue: str) -> None:
     worker = Worker(http, queue)
     job_id = put(ledger, queue)
     (job,) = worker.claim(start=True)
@@ -100,15 +99,9 @@ def test_sleeping_waiting_and_what_follows(http: httpx.Client, ledger: Ledger, q
     assert steps(worker, {**take, "seq": 3}) == ["taken"]
     assert steps(worker, {**take, "signal": 9}) == ["no_such_signal"]
 
-    follows = {"task": "resize", "args": ["b.png"], "queue": queue, "priority": 3}
-    wrong = worker.call("settle", jobs=[{**key(job), "outcome": "succeeded", "follow_up": [{"task": "nobody"}]}])
-    assert wrong.status_code == 404
-    ended = {**key(job), "outcome": "succeeded", "result": 1, "follow_up": [follows]}
+    ended = {**key(job), "outcome": "succeeded", "result": 1}
     assert worker.call("settle", jobs=[ended]).json()["results"][0]["status"] == "succeeded"
     assert worker.call("settle", jobs=[ended]).json()["results"][0]["status"] == "already"
-    (later,) = [one for one in ledger.jobs(JobFilter(queue=queue)) if one.id != job_id]
-    assert (later.priority, later.enqueued_by) == (3, f"job {job_id}")
-
     over = http.post(f"/api/v1/jobs/{job_id}/signals", json={"name": "approved"})
     assert (over.status_code, over.json()["code"]) == (409, "signal_refused")
 

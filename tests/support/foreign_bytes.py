@@ -138,7 +138,7 @@ TEXTS: dict[str, Callable[[str], object]] = {
     "a text for people": lambda text: one_line(text, 200),
     "a session": sessions.read,
     "a host": read_host,
-    "a form": lambda text: form_field({"content-type": FORM}, text.encode()[:MAX_FORM_BYTES], "csrf"),
+    "a form": lambda text: form_field({"content-type": FORM}, text.encode()[:MAX_FORM_BYTES], "token"),
     "a flash": lambda text: rendering.read(_request({"cookie": f"{rendering.COOKIE}={text[:32_000]}"})),
     "the name of a secret": lambda text: REDACT({text: text}),
     "a new job": lambda text: NewJobBody.model_validate({"task": text, text[:99]: text, "args": [text]}),

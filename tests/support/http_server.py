@@ -233,11 +233,6 @@ class Browser:
     def get(self, path: str) -> httpx.Response:
         return self.client.get(path)
 
-    def csrf(self) -> str:
-        found = re.search(r'name="csrf" content="([^"]+)"', self.get("/").text)
-        assert found is not None
-        return found[1]
-
     def post(self, path: str, form: dict[str, str], origin: str | None = "", **headers: str) -> httpx.Response:
         said = self.origin if origin == "" else origin
         return self.client.post(path, data=form, headers={**({} if said is None else {"Origin": said}), **headers})

@@ -114,7 +114,7 @@ class TestOrigins:
             ("POST", {"origin": "http://["}, True, False),
             ("POST", {"sec-fetch-site": "none"}, True, False),
             ("POST", {"sec-fetch-site": "same-origin"}, False, True),
-            ("POST", {"referer": "http://localhost:8642/jobs?x=1"}, False, True),
+            ("POST", {"referer": "http://localhost:8642/jobs?x=1"}, False, False),
             ("POST", {"referer": "http://evil.example/http://localhost:8642/"}, True, False),
             (
                 "POST",
@@ -256,12 +256,6 @@ class TestSessions:
         assert session is not None
         assert not sessions.stands(session, key("u"), 1000.0)
         assert not sessions.stands(session, key("t", b"other"), 1000.0)
-
-    def test_each_login_has_a_proof_of_its_own_for_forms(self) -> None:
-        found = [sessions.read(sessions.begin(key("t"), proof_of("t"), 1000.0)) for _ in range(2)]
-        assert found[0] is not None
-        assert found[1] is not None
-        assert sessions.csrf_of(found[0], key("t")) != sessions.csrf_of(found[1], key("t"))
 
     @given(st.text(max_size=300))
     def test_nonsense_is_no_login(self, text: str) -> None:

@@ -339,7 +339,7 @@ def popups(
         typer.Option("--dialogs/--no-dialogs", help="Open a dialog for bad news, or show it at the tray icon alone."),
     ] = True,
 ) -> None:
-    """Show what happens on your desktop: a tray icon, the list of events, a popup when workers die or are missing."""
+    """Show what happens on your desktop: a tray icon, and a popup when workers die or are missing."""
     common = replace(common, app=target) if target is not None else common
     try:
         from unstuck.desktop.app import run

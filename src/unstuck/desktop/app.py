@@ -1,64 +1,31 @@
-"""The desktop program: tray icon with menu, event window, and the thread that follows events."""
+"""The desktop program: tray icon with menu, popups, and the thread that follows events."""
 
 import os
 import signal
 import socket
 import sys
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from PySide6.QtCore import (
-    QAbstractTableModel,
-    QModelIndex,
-    QObject,
-    QPersistentModelIndex,
-    QPointF,
-    QRectF,
-    QSocketNotifier,
-    Qt,
-    Signal,
-)
-from PySide6.QtGui import (
-    QAction,
-    QCloseEvent,
-    QColor,
-    QFontMetrics,
-    QGuiApplication,
-    QIcon,
-    QPainter,
-    QPainterPath,
-    QPen,
-    QPixmap,
-)
-from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QApplication,
-    QHeaderView,
-    QLabel,
-    QMainWindow,
-    QMenu,
-    QMessageBox,
-    QPlainTextEdit,
-    QSplitter,
-    QSystemTrayIcon,
-    QTableView,
-)
+from PySide6.QtCore import QObject, QPointF, QRectF, QSocketNotifier, Qt, Signal
+from PySide6.QtGui import QAction, QColor, QIcon, QPainter, QPainterPath, QPen, QPixmap
+from PySide6.QtWidgets import QApplication, QMenu, QMessageBox, QSystemTrayIcon
 
 from unstuck.client.runtime import ClientRuntime
 from unstuck.config import Settings
 from unstuck.config.urls import public_url
 from unstuck.desktop.popups import DeadWorkers, Popup, ThreadInbox, UnservedQueues, delete_in_own_thread
-from unstuck.domain.events import LEVELS, Event, EventKind
+from unstuck.domain.events import Event, EventKind
 from unstuck.errors import ConfigError, UnstuckError
 from unstuck.ledger.contract import Ledger
+from unstuck.logs import logger
 from unstuck.mailbox import Mailbox
-from unstuck.notify.feed import event_of, gap
 from unstuck.notify.subscriptions import EventFilter, FeedSubscription
+
+log = logger("unstuck.desktop")
 
 SIZES_PX = (16, 22, 24, 32, 48, 64, 128)
 GROUND, INK, ALARM = QColor("#1f4e79"), QColor("white"), QColor("#e03131")
@@ -103,22 +70,24 @@ MAX_CHARS = 250
 class Tray(QObject):
     """Made only where there is a tray."""
 
-    wantsWindow = Signal()
     wantsEnd = Signal()
 
     def __init__(self, where: str, popups: QAction, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._calm, self._alarmed = draw_icon(), draw_icon(alarmed=True)
+        self._where = where
         self.menu = QMenu()
-        self.menu.addAction("Show events").triggered.connect(self.wantsWindow)
+        self._state = self.menu.addAction("")
+        self._state.setEnabled(False)
+        self.menu.addSeparator()
         self.menu.addAction(popups)
         self.menu.addSeparator()
         self.menu.addAction("Quit").triggered.connect(self.wantsEnd)
         self.icon = QSystemTrayIcon(self._calm, self)
-        self.icon.setToolTip(f"Unstuck: {where}")
         self.icon.setContextMenu(self.menu)
-        self.icon.activated.connect(self._clicked)
-        self.icon.messageClicked.connect(self.wantsWindow)
+        for looked in (self.menu.aboutToShow, self.icon.activated, self.icon.messageClicked):
+            looked.connect(self.calm)
+        self.say_state(f"Opening {where} …")
         self.icon.show()
 
     def alarm(self) -> None:
@@ -128,19 +97,25 @@ class Tray(QObject):
         self.icon.setIcon(self._calm)
 
     def tell(self, title: str, text: str, icon: QSystemTrayIcon.MessageIcon) -> None:
-        short = text if len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 1]}…"
-        self.icon.showMessage(title, short, icon, SHOWN_MS)
+        self.icon.showMessage(title, _shortened(text), icon, SHOWN_MS)
 
-    def _clicked(self, reason: QSystemTrayIcon.ActivationReason) -> None:
-        if reason == QSystemTrayIcon.ActivationReason.Trigger:
-            self.wantsWindow.emit()
+    def say_trouble(self, sentence: str) -> None:
+        """Show what is wrong with the ledger; empty: nothing is."""
+        self.say_state(sentence or f"Following {self._where}")
+
+    def say_state(self, sentence: str) -> None:
+        short = _shortened(sentence)
+        self._state.setText(short)
+        self.icon.setToolTip(f"Unstuck: {short}")
 
     def __del__(self) -> None:
         delete_in_own_thread(self)
 
 
-EARLIER = 200
-"""So many of the events before our time are shown too."""
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 1]}…"
+
+
 LOOK_S = 5.0
 """Where nothing happens, the ledger is asked so often whether it is there: silence must not look like peace."""
 MAX_UNTOLD = 20_000
@@ -149,9 +124,7 @@ CLOSE_S = 5.0
 
 @dataclass(frozen=True)
 class Began:
-    """What happened before, once."""
-
-    events: list[Event]
+    """From now on no event is missed. Comes once."""
 
 
 @dataclass(frozen=True)
@@ -206,8 +179,7 @@ class EventFollower:
         reading = FeedSubscription(parts.feed, lambda: parts.ledger, self._woken.set, EventFilter())
         try:
             if not self._has_begun:
-                # Read when we have joined, so that nothing falls between the two; what is in both is shown once.
-                self._mailbox.post(Began([event_of(record, "") for record in parts.ledger.events(limit=EARLIER)]))
+                self._mailbox.post(Began())
                 self._has_begun = True
             self._say("")
             while not self._stopped:
@@ -222,9 +194,6 @@ class EventFollower:
         events = reading.take()
         self._learn_names(ledger, {event.worker_id for event in events if event.kind == EventKind.WORKER_DEAD})
         was_empty = not self.untold
-        lost = max(0, len(self.untold) + len(events) - MAX_UNTOLD)
-        if lost:
-            events.append(gap(f"{lost} events were passed over: they were not drawn in time", events[-1].cursor, lost))
         self.untold.extend(events)
         # What comes while they are on their way goes with them.
         if events and was_empty:
@@ -254,8 +223,8 @@ class EventFollower:
 class FollowerThread(QObject):
     """Signals arrive in the thread of this object."""
 
-    earlier = Signal(object)
-    """A list of what happened before, once."""
+    began = Signal()
+    """From now on no event is missed."""
     came = Signal(object)
     """A list of what happened just now."""
     troubled = Signal(str)
@@ -278,7 +247,7 @@ class FollowerThread(QObject):
     def _take(self, thing: Began | Filled | Trouble) -> None:
         match thing:
             case Began():
-                self.earlier.emit(thing.events)
+                self.began.emit()
             case Filled():
                 self._hand_over()
             case Trouble():
@@ -299,7 +268,7 @@ CRASHED, ABSENT = "Worker Crashed", "No Workers Available"
 
 
 class DesktopApp(QObject):
-    """Window, tray icon and popups for one ledger. `ended` asks the application to end."""
+    """Tray icon and popups for one ledger. `ended` asks the application to end."""
 
     following_began = Signal()
     ended = Signal()
@@ -307,26 +276,20 @@ class DesktopApp(QObject):
     def __init__(self, settings: Settings, *, popups: bool = True, parent: QObject | None = None) -> None:
         super().__init__(parent)
         where = public_url(settings.url)
-        self.window = Window(where)
         self.popups = QAction("Popups", self, checkable=True, checked=popups)
         self._deaths, self._unserved = DeadWorkers(), UnservedQueues()
         self.death_popup = Popup(CRASHED, QMessageBox.Icon.Warning, self._deaths, self)
         self.unserved_popup = Popup(ABSENT, QMessageBox.Icon.Critical, self._unserved, self)
         self.tray = Tray(where, self.popups, self) if QSystemTrayIcon.isSystemTrayAvailable() else None
-        if self.tray is None:
-            # There is no other way back to a window that was closed.
-            self.window.wasClosed.connect(self.ended)
-            self.window.show()
-        else:
-            self.tray.wantsWindow.connect(self._show_window)
+        if self.tray is not None:
             self.tray.wantsEnd.connect(self.ended)
             # Who closes a popup has read it.
             self.death_popup.closed.connect(self.tray.calm)
             self.unserved_popup.closed.connect(self.tray.calm)
         self._following = FollowerThread(settings, self)
-        self._following.earlier.connect(self._begin)
+        self._following.began.connect(self.following_began)
         self._following.came.connect(self._tell)
-        self._following.troubled.connect(self.window.say_trouble)
+        self._following.troubled.connect(self._say_trouble)
         self._following.start()
 
     def close(self) -> None:
@@ -335,14 +298,14 @@ class DesktopApp(QObject):
         self.unserved_popup.close()
         if self.tray is not None:
             self.tray.icon.hide()
-        self.window.close()
 
-    def _begin(self, events: list[Event]) -> None:
-        self.window.add(events)
-        self.following_began.emit()
+    def _say_trouble(self, sentence: str) -> None:
+        if self.tray is not None:
+            self.tray.say_trouble(sentence)
+        if sentence:
+            log.warning("Cannot follow the events", reason=sentence)
 
     def _tell(self, events: list[Event]) -> None:
-        self.window.add(events)
         died = settled = unserved = False
         for event in events:
             if event.kind == EventKind.WORKER_DEAD:
@@ -360,7 +323,7 @@ class DesktopApp(QObject):
             self._alert(self.unserved_popup, self._unserved, QSystemTrayIcon.MessageIcon.Critical)
 
     def _alert(self, popup: Popup, tally: DeadWorkers | UnservedQueues, icon: QSystemTrayIcon.MessageIcon) -> None:
-        if self.tray is not None and not self.window.isActiveWindow():
+        if self.tray is not None:
             self.tray.alarm()
         if self.popups.isChecked():
             popup.show()
@@ -368,13 +331,6 @@ class DesktopApp(QObject):
         if self.tray is not None:
             self.tray.tell(popup.title, tally.text(), icon)
         tally.clear()
-
-    def _show_window(self) -> None:
-        self.window.show()
-        self.window.raise_()
-        self.window.activateWindow()
-        if self.tray is not None:
-            self.tray.calm()
 
     def __del__(self) -> None:
         delete_in_own_thread(self)
@@ -392,7 +348,9 @@ def run(settings: Settings, popups: bool, began: Callable[[], None]) -> None:
     application.setApplicationName("unstuck")
     application.setApplicationDisplayName("Unstuck")
     application.setWindowIcon(draw_icon())
-    # The window may be closed: the icon in the tray stays.
+    if not popups and not QSystemTrayIcon.isSystemTrayAvailable():
+        raise ConfigError("This desktop has no tray, so --no-dialogs would show nothing. Leave it out.")
+    # A popup may be closed: the icon in the tray stays.
     application.setQuitOnLastWindowClosed(False)
     desktop_app = DesktopApp(settings, popups=popups)
     desktop_app.following_began.connect(began)
@@ -423,156 +381,3 @@ def _ended_by_signals(end: Callable[[], None]) -> Iterator[None]:
         notifier.setEnabled(False)
         ours.close()
         theirs.close()
-
-
-WIDTH_PX, HEIGHT_PX = 960, 520
-WIDEST = ("00:00:00", "worker_recovered", "12345678", "k98cfw3jy0e9m")
-"""So much has to fit into a column."""
-
-
-class Window(QMainWindow):
-    wasClosed = Signal()
-
-    def __init__(self, where: str) -> None:
-        super().__init__()
-        self.setWindowTitle("Unstuck events")
-        self.setWindowIcon(draw_icon())
-        self.resize(WIDTH_PX, HEIGHT_PX)
-        self.rows = EventRows(self)
-        self.table = self._new_table()
-        self.details = QPlainTextEdit()
-        self.details.setReadOnly(True)
-        self.details.setPlaceholderText("Choose an event to read all of it.")
-        split = QSplitter(Qt.Orientation.Vertical)
-        split.addWidget(self.table)
-        split.addWidget(self.details)
-        split.setStretchFactor(0, 4)
-        split.setStretchFactor(1, 1)
-        split.setSizes([HEIGHT_PX * 3 // 4, HEIGHT_PX // 4])
-        self.setCentralWidget(split)
-        self._where = where
-        self.state = QLabel()
-        self.statusBar().addWidget(self.state, 1)
-        self.say_state(f"Opening {where} …")
-
-    def add(self, events: Iterable[Event]) -> None:
-        self.rows.add(events)
-
-    def say_state(self, sentence: str) -> None:
-        """Say below the list whether it can be believed."""
-        self.state.setText(sentence)
-
-    def say_trouble(self, sentence: str) -> None:
-        self.say_state(sentence or f"Following {self._where}")
-
-    def closeEvent(self, event: QCloseEvent) -> None:
-        super().closeEvent(event)
-        self.wasClosed.emit()
-
-    def _new_table(self) -> QTableView:
-        table = QTableView()
-        table.setModel(self.rows)
-        table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-        table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
-        table.setAlternatingRowColors(True)
-        table.setShowGrid(False)
-        table.setWordWrap(False)
-        table.verticalHeader().hide()
-        metrics = QFontMetrics(table.font())
-        table.verticalHeader().setDefaultSectionSize(metrics.height() + 8)
-        for column, widest in zip(range(len(COLUMNS)), WIDEST, strict=False):
-            table.setColumnWidth(column, metrics.horizontalAdvance(widest) + 16)
-        # Times have a day only where it was another one.
-        table.horizontalHeader().setSectionResizeMode(TIME, QHeaderView.ResizeMode.ResizeToContents)
-        table.horizontalHeader().setSectionResizeMode(TEXT, QHeaderView.ResizeMode.Stretch)
-        table.selectionModel().currentRowChanged.connect(self._tell_all)
-        return table
-
-    def _tell_all(self, current: QModelIndex) -> None:
-        if not current.isValid():
-            self.details.clear()
-            return
-        event = self.rows.event_at(current.row())
-        facts = [event.kind, clock(event.at)]
-        facts += [f"job {event.job_id}"] if event.job_id is not None else []
-        facts += [f"worker {event.worker_id}"] if event.worker_id is not None else []
-        self.details.setPlainText(f"{', '.join(facts)}\n\n{event.message}")
-
-    def __del__(self) -> None:
-        delete_in_own_thread(self)
-
-
-MAX_ROWS = 1_000
-COLUMNS = ("Time", "Kind", "Job", "Worker", "Text")
-TIME, KIND, TEXT = 0, 1, 4
-
-Index = QModelIndex | QPersistentModelIndex
-Role = Qt.ItemDataRole
-
-ON_LIGHT = {"problem": "#b3261e", "warning": "#8a5a00", "good": "#1b7a36"}
-ON_DARK = {"problem": "#ff8a80", "warning": "#ffca6b", "good": "#7ddc98"}
-
-
-class EventRows(QAbstractTableModel):
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self._events: deque[Event] = deque()
-        self._ids: set[int] = set()
-
-    def add(self, events: Iterable[Event]) -> None:
-        """Put these on top, the last one first; what is there already stays where it is."""
-        fresh = [event for event in events if event.id is None or event.id not in self._ids][-MAX_ROWS:]
-        if not fresh:
-            return
-        self.beginInsertRows(QModelIndex(), 0, len(fresh) - 1)
-        self._events.extendleft(fresh)
-        self._ids.update(event.id for event in fresh if event.id is not None)
-        self.endInsertRows()
-        if len(self._events) > MAX_ROWS:
-            self.beginRemoveRows(QModelIndex(), MAX_ROWS, len(self._events) - 1)
-            while len(self._events) > MAX_ROWS:
-                self._ids.discard(self._events.pop().id or 0)
-            self.endRemoveRows()
-
-    def event_at(self, row: int) -> Event:
-        return self._events[row]
-
-    # What Qt asks -------------------------------------------------------------------------------
-
-    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008 - as Qt declares it
-        return 0 if parent.isValid() else len(self._events)
-
-    def columnCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008 - as Qt declares it
-        return 0 if parent.isValid() else len(COLUMNS)
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Role.DisplayRole) -> Any:
-        if role == Role.DisplayRole and orientation == Qt.Orientation.Horizontal:
-            return COLUMNS[section]
-        if role == Role.TextAlignmentRole and orientation == Qt.Orientation.Horizontal:
-            return Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-        return None
-
-    def data(self, index: Index, role: int = Role.DisplayRole) -> Any:
-        event = self._events[index.row()]
-        if role == Role.DisplayRole:
-            return cells(event)[index.column()]
-        if role == Role.ForegroundRole and index.column() == KIND and event.kind in LEVELS:
-            is_dark = QGuiApplication.palette().base().color().lightness() < 128
-            return QColor((ON_DARK if is_dark else ON_LIGHT)[LEVELS[event.kind]])
-        return None
-
-    def __del__(self) -> None:
-        delete_in_own_thread(self)
-
-
-def cells(event: Event) -> tuple[str, str, str, str, str]:
-    job = "" if event.job_id is None else str(event.job_id)
-    # A stack has many lines; all of them stand below the list.
-    text = event.message.partition("\n")[0]
-    return clock(event.at), event.kind, job, event.worker_id or "", text
-
-
-def clock(at: float) -> str:
-    """The time of day; with the day, where it was another one."""
-    then, now = time.localtime(at), time.localtime()
-    return time.strftime("%H:%M:%S" if then[:3] == now[:3] else "%Y-%m-%d %H:%M:%S", then)

@@ -173,7 +173,7 @@ class DeadWorkers:
         fates = [f"{count:,} {BECAME[kind]}" for kind, count in self.became.items() if count]
         owner = "its" if dead == 1 else "their"
         if not fates:
-            return f"What becomes of {owner} jobs is each job's own rule, and stands in the list of events."
+            return f"What becomes of {owner} jobs is each job's own rule; `unstuck why JOB` tells."
         return f"What became of {owner} jobs: {', '.join(fates)}."
 
 

@@ -234,14 +234,6 @@ class TaskView(ResponseModel):
     policy: PolicyView
 
 
-class OverviewView(ResponseModel):
-    version: str
-    ledger: dict[str, Any]
-    jobs: dict[str, int] = Field(description="Unfinished jobs by state, as in `queues`.")
-    workers: dict[str, int] = Field(description="Workers by state.")
-    queues: list[QueueView]
-
-
 class ScheduleView(ResponseModel):
     name: str
     task: str

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, assert_never
 
-from unstuck.client.enqueue import check_no_refuse
 from unstuck.config import Settings
 from unstuck.domain import payload
 from unstuck.domain.api_tokens import Caller, Scope
@@ -24,14 +23,12 @@ from unstuck.domain.endings import (
 )
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.errors import ConfigError, LedgerBusy, PayloadError, RefusedValue
-from unstuck.http.job_builder import builder
 from unstuck.http.problems import Problem
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import Fate
 from unstuck.ledger.contract.workers import (
     Claimed,
     DeferredOutcome,
-    FollowUp,
     HeldRecord,
     Output,
     Progress,
@@ -243,7 +240,6 @@ class RemoteAttempts:
         try:
             answer = self._turn(
                 entries=tuple(journal.pause_of(item, item.pause)[1] for item in pauses if item.pause is not None),
-                follow=tuple(one for item in done for one in self._follow_up(items[item.job_id, item.token])),
                 done=tuple(done),
                 endings=tuple(endings.values()),
                 outputs=tuple(output for key in outcomes if (output := self._output(items[key])) is not None),
@@ -307,15 +303,6 @@ class RemoteAttempts:
                 return journal.pause_of(item, item.pause)[0]
             case _:
                 assert_never(item.outcome)
-
-    def _follow_up(self, item: SettleItem) -> list[FollowUp]:
-        if not item.follow_up:
-            return []
-        build = builder(self._ledger, self._settings, self._caller, f"job {item.job_id}")
-        jobs = [build(body) for body in item.follow_up]
-        for job in jobs:
-            check_no_refuse(job, f"{job.task!r}, which follows another job,")
-        return [FollowUp(item.job_id, item.token, job) for job in jobs]
 
     def _output(self, item: SettleItem) -> Output | None:
         if not item.stdout and not item.stderr:
@@ -383,7 +370,7 @@ def settled_plainly(item: Outcomes) -> bool:
     """Return whether an outcome is a success that nothing else comes with."""
     if not isinstance(item, SettleItem):
         return True
-    more = item.follow_up or item.stdout or item.stderr or item.pause or item.error
+    more = item.stdout or item.stderr or item.pause or item.error
     return item.outcome == "succeeded" and not more
 
 

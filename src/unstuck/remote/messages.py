@@ -5,11 +5,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from unstuck.domain.journal import MAX_ENTRIES, MAX_NAME_CHARS
-from unstuck.http.schemas import NewJobBody, few_fields
+from unstuck.http.schemas import few_fields
 
 MAX_BATCH = 1_000
 """Jobs in one call."""
-MAX_FOLLOW_UP = 200
 MAX_CLAIM = 1_000
 LONGEST_WAIT_S = 60.0
 MAX_TASKS = 1_000
@@ -163,10 +162,6 @@ class SettleItem(HeldBody):
         ),
     ]
     pause: PauseBody | None = None
-    follow_up: Annotated[
-        list[NewJobBody],
-        Field(max_length=MAX_FOLLOW_UP, description="Jobs that are enqueued with its success, in the same commit."),
-    ] = []
     result: Annotated[Any, Field(description="Any JSON.")] = None
     error: ErrorBody | None = None
     stdout: str = ""

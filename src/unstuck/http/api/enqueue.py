@@ -1,21 +1,23 @@
 """Routes that enqueue one job or many, with an `Idempotency-Key`."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import msgspec
 from fastapi import Depends, Header, Response
 
+from unstuck.client.enqueue import EnqueueOptions, build_job, check_queue, find_task, load_tasks
 from unstuck.domain.api_tokens import Caller, Scope
+from unstuck.domain.policy import decode_policy
 from unstuck.errors import UnstuckError
-from unstuck.http.auth.callers import Requires, mark_of
-from unstuck.http.job_builder import builder
+from unstuck.http.auth.callers import Requires, mark_of, may_limit, own_key
 from unstuck.http.openapi import json_response
 from unstuck.http.problems import Problem, problem_of
 from unstuck.http.routing import api_router
 from unstuck.http.schemas import JobsStored, JobStored, NewJobBody, NewJobsBody, RequestModel
 from unstuck.http.services import Services, ServicesDep
+from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import Enqueued, NewJob, Request
 
 KEPT_S = 24 * 3600.0
@@ -92,7 +94,7 @@ def enqueue_batch(
 
 
 def _build(services: Services, caller: Caller, bodies: Sequence[NewJobBody]) -> list[NewJob]:
-    build = builder(services.ledger, services.settings, caller, mark_of(caller))
+    build = _builder(services, caller)
     jobs = []
     for place, body in enumerate(bodies):
         try:
@@ -104,6 +106,57 @@ def _build(services: Services, caller: Caller, bodies: Sequence[NewJobBody]) -> 
             # No name for it here: an error that its own frame holds keeps the whole body in memory.
             raise _at_place(place, error) from error
     return jobs
+
+
+def _builder(services: Services, caller: Caller) -> Callable[[NewJobBody], NewJob]:
+    """Return what turns a body of this caller into a job, or raises what is wrong with it."""
+    ledger = services.ledger
+    tasks = load_tasks(ledger)
+    queues: set[str] = set()
+
+    def build(body: NewJobBody) -> NewJob:
+        if body.concurrency_limit is not None and not may_limit(caller):
+            raise _limit_refused()
+        task = find_task(tasks, body.task)
+        named = body.model_dump(exclude={"task", "args", "kwargs"})
+        options = EnqueueOptions.checked(None, named)
+        if options.queue is not None and options.queue != task.queue:
+            if options.queue not in queues:
+                queues.update(queue.name for queue in ledger.queues())
+            check_queue(options.queue, queues)
+        job = build_job(
+            task=task.name,
+            queue=task.queue,
+            policy=decode_policy(task.policy),
+            options=options,
+            args=tuple(body.args),
+            kwargs=body.kwargs,
+            limit_bytes=services.settings.max_payload_bytes,
+            known_queues=None,
+        )
+        if body.concurrency_key is not None and not may_limit(caller):
+            job = _with_limit_that_is_there(ledger, job)
+        return msgspec.structs.replace(job, enqueued_by=mark_of(caller), unique_key=own_key(caller, job.unique_key))
+
+    return build
+
+
+def _with_limit_that_is_there(ledger: Ledger, job: NewJob) -> NewJob:
+    """Return a job that takes the limit of its key as it is; the limit of its task counts for a new key alone.
+
+    Else a caller could name the key of others with a task that has another limit."""
+    if job.more is None or job.more.line_limit is None or not ledger.concurrency_keys(job.more.line):
+        return job
+    return msgspec.structs.replace(job, more=msgspec.structs.replace(job.more, line_limit=None))
+
+
+def _limit_refused() -> Problem:
+    return Problem(
+        403,
+        "forbidden",
+        "This token lacks the scope 'operate', so it cannot set a concurrency_limit: others share the key.",
+        cure="Leave the limit out: the task has one. Or use a token with `operate`.",
+    )
 
 
 def _at_place(place: int, error: UnstuckError) -> Problem:

@@ -44,7 +44,6 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 @router.get(
     "/api/v1/events", summary="What happens, as it happens", responses=_STREAM, response_class=StreamingResponse
 )
-@router.get("/api/events", include_in_schema=False)
 async def events(
     request: Request,
     services: ServicesDep,

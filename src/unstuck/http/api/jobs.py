@@ -26,7 +26,6 @@ from unstuck.http.operator_schemas import BulkAnswer, BulkBody, FindingView, Job
 from unstuck.http.problems import Problem
 from unstuck.http.routing import api_router
 from unstuck.http.schemas import (
-    AttemptView,
     EventView,
     JobDetail,
     JobPage,
@@ -242,13 +241,6 @@ def why(job_id: JobId, services: ServicesDep, caller: Reader) -> Response:
 @router.get("/doctor", summary="Why this job is not running, or how it runs or ended", response_model=list[FindingView])
 async def doctor(job_id: JobId, services: ServicesDep, caller: Reader) -> Response:
     return json_response(await services.run_slow(lambda: services.operator(caller).doctor_job(job_id)))
-
-
-@router.get("/attempts", summary="Every try at a job, oldest first", response_model=list[AttemptView])
-def attempts(job_id: JobId, services: ServicesDep, caller: Reader) -> Response:
-    services.operator(caller).job(job_id)
-    names = {worker.id: worker.name for worker in services.ledger.workers()}
-    return json_response([views.attempt_view(attempt, names) for attempt in services.ledger.attempts(job_id)])
 
 
 @router.get("/logs", summary="What a job printed, attempt by attempt", response_model=list[OutputView])

@@ -5,7 +5,6 @@ works must not be restarted because workers are missing. The third is for monito
 """
 
 import asyncio
-from collections import Counter as Tally
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -23,13 +22,12 @@ from unstuck.domain.policy import decode_policy
 from unstuck.errors import LedgerError
 from unstuck.http.auth.callers import Requires
 from unstuck.http.openapi import json_response
-from unstuck.http.operator_schemas import FindingView, OverviewView, TaskView
+from unstuck.http.operator_schemas import FindingView, TaskView
 from unstuck.http.problems import Problem, problem_of
 from unstuck.http.routing import api_router
 from unstuck.http.services import Services, ServicesDep
 from unstuck.logs import logger
 from unstuck.metrics.prometheus import CONTENT_TYPE
-from unstuck.version import VERSION
 
 log = logger("unstuck.http")
 router = APIRouter(tags=["health"])
@@ -148,24 +146,6 @@ def tasks(services: ServicesDep, caller: Reader) -> Response:
             }
             for task in sorted(services.ledger.tasks(), key=lambda task: task.name)
         ]
-    )
-
-
-@reports_router.get("/overview", summary="How much waits and runs, and who works", response_model=OverviewView)
-def overview(services: ServicesDep, caller: Reader) -> Response:
-    queues = sorted(services.ledger.queues(), key=lambda queue: queue.name)
-    limits = {record.name: record for record in services.ledger.queue_limits()}
-    return json_response(
-        {
-            "version": VERSION,
-            "ledger": services.ledger.describe(),
-            "jobs": {
-                state: sum(getattr(queue, state) for queue in queues)
-                for state in ("pending", "blocked", "scheduled", "claimed", "running", "waiting")
-            },
-            "workers": dict(sorted(Tally(worker.state.value for worker in services.ledger.workers()).items())),
-            "queues": [views.queue_view(queue, limits.get(queue.name)) for queue in queues],
-        }
     )
 
 

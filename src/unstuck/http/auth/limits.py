@@ -109,7 +109,7 @@ class ConcurrencyLimit:
 MAX_TARGET_BYTES = 8 * 1024
 MAX_HEADER_BYTES = 32 * 1024
 MAX_HEADERS = 100
-ONCE = frozenset({"host", "authorization", "origin", "content-length", "content-type", "x-csrf-token"})
+ONCE = frozenset({"host", "authorization", "origin", "content-length", "content-type"})
 """Said twice, two readers could understand two things."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 

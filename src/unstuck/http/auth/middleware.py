@@ -1,11 +1,11 @@
 """Authenticate each request: by token, by login, or as a local caller; refuse requests forged by other sites."""
 
 import asyncio
-import hmac
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from typing import Literal
 from urllib.parse import quote
 
 from starlette._utils import get_route_path
@@ -22,7 +22,6 @@ from unstuck.http.auth.limits import (
     RateLimiter,
     check_json,
     declared_bytes,
-    form_field,
     has_body,
     read_body,
     replayed,
@@ -31,7 +30,7 @@ from unstuck.http.auth.memory_budget import BODIES, BODIES_EACH, LEAST_BYTES, Me
 from unstuck.http.auth.origins import SAFE, Exposure, Host, Origin, judge, read_address
 from unstuck.http.auth.route_scopes import KnownRoutes
 from unstuck.http.auth.shared_counters import Member
-from unstuck.http.auth.tokens import ApiToken, TokenCache
+from unstuck.http.auth.tokens import TokenCache
 from unstuck.http.dashboard.rendering import refused
 from unstuck.http.middleware import with_security_headers
 from unstuck.http.problems import Problem, bug, problem_of
@@ -48,14 +47,11 @@ class Identity:
     caller: Caller
     who: str
     """By which requests are counted."""
-    csrf: str = ""
-    """What a form must carry; empty where a token in the hand says enough: no website can make a browser send that."""
-    by_cookie: bool = False
+    by: Literal["token", "cookie", "address"]
+    """What identified the caller. A website can make a browser send all but a token."""
 
 
-async def identify(
-    headers: Mapping[str, str], tokens: TokenCache, exposure: Exposure, address: str, local_csrf: str
-) -> Identity | None:
+async def identify(headers: Mapping[str, str], tokens: TokenCache, exposure: Exposure, address: str) -> Identity | None:
     """Give who asks; None for somebody who says nothing about it."""
     if (said := headers.get("authorization")) is not None:
         return await _by_token(said, tokens)
@@ -63,7 +59,7 @@ async def identify(
         return found
     if exposure.may_be_open and not (await tokens.keys()).any_ever:
         _refuse_proxies(headers)
-        return Identity(LOCAL, f"address {address}", local_csrf)
+        return Identity(LOCAL, f"address {address}", "address")
     return None
 
 
@@ -72,7 +68,7 @@ async def _by_token(said: str, tokens: TokenCache) -> Identity:
     key = await tokens.find(text.strip()) if scheme.lower() == "bearer" else None
     if key is None:
         raise unauthenticated("This token is not valid: it never was, has expired, or was revoked.")
-    return Identity(Caller(key.name, key.scopes, key.id), f"token {key.id}")
+    return Identity(Caller(key.name, key.scopes, key.id), f"token {key.id}", "token")
 
 
 async def _by_login(cookie: str, tokens: TokenCache) -> Identity | None:
@@ -80,12 +76,7 @@ async def _by_login(cookie: str, tokens: TokenCache) -> Identity | None:
     key = None if session is None else await tokens.by_id(session.token_id)
     if session is None or key is None or not sessions.stands(session, key, time.time()):
         return None
-    return logged_in(session, key)
-
-
-def logged_in(session: sessions.Session, key: ApiToken) -> Identity:
-    caller = Caller(key.name, key.scopes, key.id, via="page")
-    return Identity(caller, f"token {key.id}", sessions.csrf_of(session, key), by_cookie=True)
+    return Identity(Caller(key.name, key.scopes, key.id, via="page"), f"token {key.id}", "cookie")
 
 
 def at_the_page(identity: Identity) -> Identity:
@@ -130,10 +121,6 @@ def _refuse_proxies(headers: Mapping[str, str]) -> None:
         )
 
 
-FIELD = "csrf"
-HEADER = "x-csrf-token"
-
-
 def check_origin(origin: Origin) -> None:
     if origin.foreign:
         raise Problem(
@@ -144,25 +131,19 @@ def check_origin(origin: Origin) -> None:
         )
 
 
-def check_csrf(
-    identity: Identity, origin: Origin, method: str, headers: Mapping[str, str], body: bytes, *, api: bool
-) -> None:
-    """Let an unsafe request of a browser through only with the proof that our own page made it."""
-    if method in SAFE or not identity.csrf:
+def check_same_origin(identity: Identity, origin: Origin, method: str, *, api: bool) -> None:
+    """Refuse an unsafe request that a website could make a browser send, unless it proves that our own page sent it."""
+    if method in SAFE or origin.proven or identity.by == "token":
         return
-    if identity.by_cookie and not origin.proven:
-        raise Problem(403, "foreign_origin", "A login was sent along, but not whose page asked for this.")
-    # A program on this machine, where no token is asked for, is no browser and cannot be made to send anything.
-    if api and not origin.from_browser and not identity.by_cookie:
+    # A program on this machine, if no token is asked for, is not a browser and cannot be made to send anything.
+    if api and identity.by == "address" and not origin.from_browser:
         return
-    given = headers.get(HEADER) or form_field(headers, body, FIELD)
-    if not hmac.compare_digest(given.encode(), identity.csrf.encode()):
-        raise Problem(
-            403,
-            "csrf",
-            "The form is too old, or not of this page.",
-            cure="Load the page again. Scripts send the value of <meta name=csrf> as X-CSRF-Token.",
-        )
+    raise Problem(
+        403,
+        "foreign_origin",
+        "The request does not say which page sent it.",
+        cure="Use a browser that sends Origin or Sec-Fetch-Site. Programs use the API, with a token.",
+    )
 
 
 HEALTH = frozenset({"/healthz", "/readyz"})
@@ -222,7 +203,6 @@ class AuthMiddleware:
         self._concurrency = ConcurrencyLimit(
             services.web.max_open_requests, services.web.max_open_requests_per_caller, member
         )
-        self._local_csrf = member.group.csrf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -265,12 +245,12 @@ class AuthMiddleware:
             except UnstuckError as error:
                 await _refuse(refused(scope, _unsaid(error).response()), scope, heard, send)
                 return
-            scope.setdefault("state", {}).update(caller=identity.caller, csrf=identity.csrf)
+            scope.setdefault("state", {}).update(caller=identity.caller)
             await self._pass_on(identity, scope, receive, send)
 
     async def _admit(self, asked: RequestHead, receive: Receive, cleanup: ExitStack) -> tuple[Identity, Receive]:
         """Identify the caller. It counts as an open request until `cleanup` closes."""
-        nobody = Identity(NOBODY, f"address {asked.address}")
+        nobody = Identity(NOBODY, f"address {asked.address}", "address")
         if asked.path in HEALTH and asked.method in SAFE:
             return nobody, receive
         origin = judge(asked.headers, self._host(asked), asked.method)
@@ -280,21 +260,20 @@ class AuthMiddleware:
         if asked.path == LOGIN:
             return nobody, await self._admit_login(asked, origin, receive)
         identity = await self._identify(asked)
-        if origin.from_browser or not asked.api:
-            identity = at_the_page(identity) if identity.csrf else identity
+        if identity.by == "address" and (origin.from_browser or not asked.api):
+            identity = at_the_page(identity)
         _wait_if_too_many(self._rates, identity.who)
+        check_same_origin(identity, origin, asked.method, api=asked.api)
         if self._concurrency.is_full(identity.who):
             raise _too_many(1.0, "Too many requests are open at once.")
         # Before the body is read: it may take a minute to come, and is kept in memory meanwhile.
         cleanup.enter_context(self._concurrency.place_for(identity.who))
-        body = b""
         if has_body(asked.headers):
             self._routes.check(asked.method, asked.path, identity.caller)
             body = await self._read(asked, identity, receive, cleanup)
             receive = replayed(body, receive)
-        check_csrf(identity, origin, asked.method, asked.headers, body, api=asked.api)
-        if asked.api and body:
-            await check_json(asked.headers, body, self._web.max_body_bytes)
+            if asked.api and body:
+                await check_json(asked.headers, body, self._web.max_body_bytes)
         return identity, receive
 
     async def _read(self, asked: RequestHead, identity: Identity, receive: Receive, cleanup: ExitStack) -> bytes:
@@ -319,7 +298,7 @@ class AuthMiddleware:
 
     async def _identify(self, asked: RequestHead) -> Identity:
         try:
-            found = await identify(asked.headers, self._tokens, self._exposure, asked.address, self._local_csrf)
+            found = await identify(asked.headers, self._tokens, self._exposure, asked.address)
         except Problem:
             _wait_if_too_many(self._strangers, f"address {asked.address}")
             raise

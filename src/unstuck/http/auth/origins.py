@@ -122,13 +122,13 @@ def judge(headers: Mapping[str, str], host: Host, method: str) -> Origin:
     said = [_same(origin, host)] if origin is not None else []
     if site is not None:
         said.append(site == "same-origin")
-    if method not in SAFE and origin is None and site is None and referer is not None:
-        said.append(_same(referer, host))
+    # A referrer can only say that another website made it: it is no proof.
+    elsewhere = method not in SAFE and not said and referer is not None and not _same(referer, host)
     # A link on another website may lead here: that is a look, not a deed. `none` is a person at the address bar.
     followed = method in SAFE and origin is None and (site == "none" or _is_navigation(headers))
     return Origin(
         from_browser=bool(said) or referer is not None,
-        foreign=not all(said) and not followed,
+        foreign=elsewhere or (not all(said) and not followed),
         proven=bool(said) and all(said),
     )
 

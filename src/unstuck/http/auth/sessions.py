@@ -19,7 +19,7 @@ LASTS_S = 12 * 3600
 NONCE_BYTES = 12
 MAX_COOKIE_CHARS = 400
 _SHAPE = re.compile(
-    r"(?P<said>(?P<id>[a-z0-9]{1,40})\.(?P<until>[0-9]{1,12})\.(?P<nonce>[\w-]{16})\.(?P<proof>[\w-]{43}))\.(?P<mac>[\w-]{43})",
+    r"(?P<said>(?P<id>[a-z0-9]{1,40})\.(?P<until>[0-9]{1,12})\.[\w-]{16}\.(?P<proof>[\w-]{43}))\.(?P<mac>[\w-]{43})",
     re.ASCII,
 )
 
@@ -28,7 +28,6 @@ _SHAPE = re.compile(
 class Session:
     token_id: str
     until: int
-    nonce: str
     proof: bytes
     said: str
     mac: bytes
@@ -47,7 +46,7 @@ def read(cookie: str) -> Session | None:
     if found is None:
         return None
     proof, mac = _bytes(found["proof"]), _bytes(found["mac"])
-    return Session(found["id"], int(found["until"]), found["nonce"], proof, found["said"], mac)
+    return Session(found["id"], int(found["until"]), proof, found["said"], mac)
 
 
 def stands(session: Session, key: ApiToken, now_s: float) -> bool:
@@ -55,11 +54,6 @@ def stands(session: Session, key: ApiToken, now_s: float) -> bool:
     genuine = hmac.compare_digest(_mac(key, session.said), session.mac)
     known = hmac.compare_digest(hash_of(session.proof), key.hash)
     return genuine and known and now_s < session.until
-
-
-def csrf_of(session: Session, key: ApiToken) -> str:
-    """Give what every form of this login must carry."""
-    return _text(hmac.digest(key.seal + session.proof, f"csrf {session.nonce}".encode(), hashlib.sha256))
 
 
 def _mac(key: ApiToken, said: str) -> bytes:

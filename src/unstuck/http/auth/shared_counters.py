@@ -81,8 +81,6 @@ class ServerGroup:
     """What the processes of one server have in common. Made before they are forked."""
 
     processes: int = 1
-    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(32))
-    """Proves a form of the page if no token is asked for: any process may have drawn it."""
     salt: bytes = field(default_factory=lambda: secrets.token_bytes(8))
 
     def __post_init__(self) -> None:

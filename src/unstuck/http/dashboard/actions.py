@@ -177,7 +177,7 @@ def _run_action(request: Request, name: str, form: FormData, caller: Caller) -> 
 
 
 def _ask(request: Request, viewing: View, name: str, form: FormData, asked: tuple[str, str, str]) -> Response:
-    kept = [(key, value) for key, value in form.multi_items() if key not in ("csrf", "confirmed")]
+    kept = [(key, value) for key, value in form.multi_items() if key != "confirmed"]
     title, meaning, button = asked
     return render(
         request,

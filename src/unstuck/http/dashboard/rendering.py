@@ -161,7 +161,6 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
     seen = {
         **viewpoint(root_of(request), Scope.OPERATE in request.state.caller.scopes),
         "caller": request.state.caller,
-        "csrf": request.state.csrf,
         # Without the root, which is put before it again.
         "here": f"{request.scope['path'].removeprefix(root_of(request))}{query}",
         "flashes": said,

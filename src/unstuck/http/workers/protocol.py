@@ -47,7 +47,6 @@ from unstuck.remote.messages import (
     ProgressBody,
     Results,
     SettleBody,
-    SettleItem,
     StepsBody,
     TurnBody,
     TurnTaken,
@@ -281,7 +280,6 @@ async def turn(
     commit. It counts as a beat. The answer is 200 even if no result is `ok`: the jobs that came with it are the
     worker's. Send `have`, and one turn at a time, so that nothing is lost with an answer."""
     worker = await anyio.to_thread.run_sync(service.worker, worker_id, caller)
-    check_follow_up(caller, body.settle)
     asked = TurnRequest(body.settle, body.claim, body.wait, body.start, body.have)
     return json_response(await take_turn(service, worker, caller, await _requester(request), asked))
 
@@ -312,7 +310,6 @@ async def settle(worker_id: str, body: SettleBody, service: WorkerServiceDep, ca
     """The rules that were stored with each job decide what becomes of it: done, tried again, failed. Repeated with the
     same token and outcome it is answered as done."""
     worker = await anyio.to_thread.run_sync(service.worker, worker_id, caller)
-    check_follow_up(caller, body.jobs)
     return _results(worker, await settle_by_rules(service, worker, caller, body.jobs))
 
 
@@ -327,17 +324,6 @@ def release(worker_id: str, body: JobsBody, service: WorkerServiceDep, caller: W
 async def _requester(request: Request) -> Requester:
     # The body has been read, and is kept.
     return Requester(request.receive, request.state.answer_room, len(await request.body()) > LARGE_BYTES)
-
-
-def check_follow_up(caller: Caller, items: Sequence[SettleItem]) -> None:
-    """Refuse jobs that follow others if the caller may not enqueue."""
-    if any(item.follow_up for item in items) and Scope.ENQUEUE not in caller.scopes:
-        raise Problem(
-            403,
-            "forbidden",
-            "This token lacks the scope 'enqueue', so its jobs cannot be followed by others.",
-            cure="Use a token that has both: `unstuck tokens create NAME --scope worker --scope enqueue`.",
-        )
 
 
 def _results(worker: RemoteWorker, results: Sequence[dict[str, Any]]) -> JSONResponse:
