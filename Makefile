@@ -17,7 +17,7 @@ COMPILE := $(PY) -m pytest --collect-only -qq tests >/dev/null
 # Thousands of processes are started: each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install tools demo test test-fast test-long test-repeat coverage programs fuzz-decoders fuzz-mdp chaos simulate simulate-mutants check lint types layers bench-core bench-web bench-mdp clean
+.PHONY: help install tools demo test test-fast test-long test-repeat coverage programs fuzz-decoders fuzz-mdp chaos simulate simulate-mutants check lint types layers screenshots bench-core bench-web bench-mdp clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -100,6 +100,9 @@ fuzz-mdp: tools ## random and mutated frames at a broker for a minute
 	$(PY) -m tests.mdp.fuzz --seconds 60 $(FUZZ)
 
 check: lint types layers test ## lint, types, layers and tests in one: what must be green before a change is merged
+
+screenshots: tools programs ## take the pictures of the docs from a running system
+	$(PY) tools/screenshots.py
 
 bench-core: tools ## what it does per second, what it costs, how soon it sees a death
 	$(PY) -m bench.__main__ $(BENCH)
