@@ -31,6 +31,7 @@ from tests.support.fleet import TIMEOUT_S
 from unstuck.domain.endings import Release
 from unstuck.domain.limits import QueueLimit
 from unstuck.domain.states import JobState, Transport
+from unstuck.http.auth.answers import AnswerBudget, AnswerRoom
 from unstuck.http.workers.claims import ClientConnection, WakeUps, claim, handed_out_again, line_of
 from unstuck.http.workers.turn_batcher import TurnBatcher
 from unstuck.ledger.contract import Ledger
@@ -345,8 +346,19 @@ def test_whoever_is_told_something_gets_no_job_of_the_same_moment(ledger: Ledger
     async def scene() -> tuple[tuple[Claimed, ...], int]:
         wakeups, presence = WakeUps(TIMEOUT_S), Watched()
         with wakeups.wait_in(line_of(seat), seat.id) as waiter:
+            room = AnswerRoom(AnswerBudget(), "mine")
             claiming = claim(
-                turns.take, ledger, wakeups, waiter, seat, presence, wanted, limit=1, wait_s=TIMEOUT_S, start=False
+                turns.take,
+                ledger,
+                wakeups,
+                waiter,
+                seat,
+                presence,
+                room,
+                wanted,
+                limit=1,
+                wait_s=TIMEOUT_S,
+                start=False,
             )
             waiting = asyncio.create_task(claiming)
             await asyncio.wait_for(presence.resting.wait(), TIMEOUT_S)
