@@ -12,6 +12,7 @@ from tests.support.sqlite import ready_sqlite
 from unstuck.config import Settings
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.open import open_ledger
+from unstuck.ledger.postgres import connect
 
 DIALECTS = ("sqlite", "postgresql")
 OpenLedger = Callable[[], Ledger]
@@ -50,7 +51,16 @@ def swept_pg_url(shared_pg_ledger: tuple[str, LedgerPool]) -> str:
 
 
 @pytest.fixture
-def open_again(url: str) -> Iterator[OpenLedger]:
+def room_for_statements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give statements on PostgreSQL a minute: on a busy machine, large ones take longer than a worker waits."""
+    monkeypatch.setattr(connect, "LEAST_STATEMENT_S", 60.0)
+    monkeypatch.setattr(connect, "MOST_SERVICE_STATEMENT_S", 60.0)
+    monkeypatch.setattr(connect, "LEAST_TURN_ANSWER_S", 90.0)
+    monkeypatch.setattr(connect, "MOST_TURN_ANSWER_S", 90.0)
+
+
+@pytest.fixture
+def open_again(url: str, room_for_statements: None) -> Iterator[OpenLedger]:
     """Open one more ledger object on the same database, as another process would."""
     opened: list[Ledger] = []
 

@@ -199,8 +199,7 @@ def jobs_expire(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
     jobs = {put(ledger, queue=queue, more=JobExtras(expires_in_s=seconds)): seconds for queue, seconds in terms}
     yield [JobId(job_id) for job_id in jobs]
     for job_id, seconds in jobs.items():
-        # It waited for some seconds and 0.3 more: a slow machine does not make another whole number of it.
-        backdoor.age_expiry(job_id, round(seconds) + 1.3)
+        backdoor.age_expiry(job_id, seconds + 1.0)
     # What a worker finds instead of work is cancelled too.
     yield wish(ledger).claimed
     yield ledger.expire_due(10).count

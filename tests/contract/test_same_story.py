@@ -34,8 +34,8 @@ UNALIKE = frozenset({"transaction", "changed_at", "fired_at"})
 """`transaction` means something else on each database, and schedules have their times from the caller."""
 IDS = frozenset({"job_id", "task_id", "last_job_id", "workflow_id"})
 JOB_IN_TEXT = re.compile(r"\b(job|workflow) (\d+)\b")
-WAITED = re.compile(r"(?<=waited for )(\d+)\.?\d*(?= s)")
-"""How long a job waited goes on with the clock; the whole seconds were made the same."""
+WAITED = re.compile(r"(?<=waited for )\d+(\.\d+)?(?= s)")
+"""How long a job waited goes on with the clock, so it is not compared."""
 RESTORED = 10**12
 """After a restore ids and tokens go on from the time in microseconds."""
 SOON_S = 30.0
@@ -142,7 +142,7 @@ class Telling:
             case set() | frozenset():
                 return sorted((self._plain(found) for found in value), key=str)
             case str():
-                text = WAITED.sub(r"\1", value)
+                text = WAITED.sub("some", value)
                 return JOB_IN_TEXT.sub(lambda found: f"{found[1]} {self._name(int(found[2]))}", text)
             case _:
                 return value

@@ -479,6 +479,10 @@ def work(ledger: PostgresLedger, worker_id: str, chance: random.Random) -> None:
 def meddle(ledger: PostgresLedger, chance: random.Random) -> None:
     """Do what operators and the reaper do."""
     flows = [one.id for one in ledger.workflows(limit=2 * FLOWS)]
+    if not flows:
+        # Retention, which is one of the verbs below, has removed all of them.
+        ledger.begin_workflow(flow())
+        return
     number = chance.choice(flows)
     found = ledger.workflow(number)
     nodes = [] if found is None else [node.job_id for node in found.nodes if node.job_id is not None]
