@@ -25,7 +25,8 @@ from unstuck.runner.tasks import TaskDefinition
 
 if TYPE_CHECKING:
     from unstuck.client.events import EventStream
-    from unstuck.client.operator import Operator, StaleAction
+    from unstuck.client.operator import Operator
+    from unstuck.client.operator.stale import StaleAction
     from unstuck.client.workflows import Workflow, WorkflowRun
     from unstuck.ledger.contract import Ledger
 
@@ -248,15 +249,15 @@ class App(ScheduleRegistry, HookRegistry):
 
     def stale(self, older_than: Duration = 0) -> "list[StaleAction]":
         """List held jobs whose worker has been silent for at least so long."""
-        return self.operator.stale(seconds(older_than, "older_than"))
+        return self.operator.stale.list(seconds(older_than, "older_than"))
 
     def fail_stale(self, older_than: Duration) -> "list[StaleAction]":
         """Fail running jobs whose worker has been silent for so long; give what was done."""
-        return self.operator.fail_stale(seconds(older_than, "older_than"))
+        return self.operator.stale.fail(seconds(older_than, "older_than"))
 
     def requeue_stale(self, older_than: Duration) -> "list[StaleAction]":
         """Requeue claimed jobs whose worker has been silent for so long; give what was done."""
-        return self.operator.requeue_stale(seconds(older_than, "older_than"))
+        return self.operator.stale.requeue(seconds(older_than, "older_than"))
 
     def migrate(self) -> list[str]:
         """Create or update the tables; give what was applied."""

@@ -97,9 +97,9 @@ def test_what_failed_says_so_and_what_never_ended_stays_open(shop: Cli, monkeypa
 
         monkeypatch.setattr(ledger, "prune", fail)
         with pytest.raises(LedgerUnavailable):
-            operator.prune(3600.0)
+            operator.jobs.prune(3600.0)
         monkeypatch.setattr(ledger, "end_audit", fail)
-        assert operator.pause(None) == []
+        assert operator.queues.pause(None) == []
         first, second = ledger.audit()[::-1]
     assert first.outcome == "failed: the disk is full"
     assert len(first.by) == 300
@@ -112,13 +112,13 @@ def test_nothing_is_done_that_cannot_be_written_down(shop: Cli, monkeypatch: pyt
     with shop.ledger() as ledger:
         monkeypatch.setattr(ledger, "begin_audit", _refuse)
         with pytest.raises(LedgerUnavailable):
-            Operator(ledger, shop.settings).cancel([job])
+            Operator(ledger, shop.settings).jobs.cancel([job])
         assert _state(ledger, job) == "pending"
 
 
 def test_a_thousand_jobs_make_one_short_note(shop: Cli) -> None:
     with shop.ledger() as ledger:
-        Operator(ledger, shop.settings).cancel(range(1, 2001))
+        Operator(ledger, shop.settings).jobs.cancel(range(1, 2001))
         note = ledger.audit()[0]
     assert note.target == "jobs 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 1990 more"
     assert note.outcome == "2000 missing"

@@ -8,7 +8,8 @@ from tests.support.fleet import wait_for
 from tests.support.job_stories import AGAIN, HUNG, OUT_OF_MEMORY, POLICY
 
 from unstuck.client.doctor.facts import Thresholds
-from unstuck.client.operator import LOOKED_UP, Operator
+from unstuck.client.operator import Operator
+from unstuck.client.operator.jobs import LOOKED_UP
 from unstuck.domain.endings import Attempt, Died, Outcome, Stalled, conclude
 from unstuck.domain.policy import Policy, encode_policy
 from unstuck.domain.retry import RetryRule
@@ -199,7 +200,7 @@ def test_many_are_retried_in_pages(either_shop: Cli) -> None:
         ends = [conclude(Attempt(job.job_id, job.token, deadly, 0, 0), TALE[0]) for job in held]
         ledger.turn(Turn("w1", endings=tuple(ends)))
         numbers = [job.job_id for job in held]
-        answers = Operator(ledger, shop.settings).retry([*numbers, max(numbers) + 1, max(numbers) + 2])
+        answers = Operator(ledger, shop.settings).jobs.retry([*numbers, max(numbers) + 1, max(numbers) + 2])
     assert list(answers.values()) == ["queued"] * len(numbers) + ["live", "missing"]
 
 

@@ -338,9 +338,9 @@ def test_a_signal_that_nobody_can_take_is_refused_in_words(ledger: Ledger, url: 
     job = running(ledger)
     turn(ledger, done=[done(job)])
     with pytest.raises(SignalRefused, match="has ended"):
-        operator.signal(job.job_id, "x")
+        operator.jobs.signal(job.job_id, "x")
     with pytest.raises(JobNotFound):
-        operator.signal(2**70, "x")
+        operator.jobs.signal(2**70, "x")
 
 
 def test_what_is_shown_of_a_journal_and_of_signals_is_bounded_by_bytes_and_the_largest_are_left_out(
@@ -355,8 +355,7 @@ def test_what_is_shown_of_a_journal_and_of_signals_is_bounded_by_bytes_and_the_l
     for records in (ledger.journal(job.job_id, 1_000_000), ledger.signals(job.job_id, 1_000_000)):
         assert [one.value for one in records] == [large, small, large, b"", small]
     assert [one.value for one in ledger.journal(job.job_id)] == values
-    shown = Operator(ledger, Settings()).job_view(job.job_id)
+    shown = Operator(ledger, Settings()).jobs.detail(job.job_id)
     assert sum(one["value"] == large.decode().strip('"') for one in shown["journal"]) == 2
-    assert shown["journal"][3]["value"] == f"(too much to show; app.operator.journal({job.job_id}) has it)"
-    assert shown["signals"][3]["value"] == f"(too much to show; app.operator.signals({job.job_id}) has it)"
-    assert [one.value for one in Operator(ledger, Settings()).journal(job.job_id)] == values
+    assert shown["journal"][3]["value"] == f"(too much to show; app.ledger.journal({job.job_id}) has it)"
+    assert shown["signals"][3]["value"] == f"(too much to show; app.ledger.signals({job.job_id}) has it)"

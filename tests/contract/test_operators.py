@@ -322,7 +322,7 @@ def test_attempts_and_what_they_printed_come_in_the_order_in_which_they_were_cla
         turn(place, worker_id, outputs=[printed], endings=[crash_retry(job)])
     assert [attempt.token for attempt in ledger.attempts(job.job_id)] == tokens
     assert [output.token for output in ledger.outputs(job.job_id)] == tokens
-    assert [output.stdout for output in Operator(ledger, Settings(url=url)).outputs(job.job_id)] == [b"w1", b"w2"]
+    assert [output.stdout for output in Operator(ledger, Settings(url=url)).jobs.outputs(job.job_id)] == [b"w1", b"w2"]
 
 
 def test_workers_show_what_they_hold_and_the_dead_can_be_left_out(ledger: Ledger, w1: str, w2: str) -> None:

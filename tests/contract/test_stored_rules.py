@@ -142,11 +142,11 @@ def test_nothing_is_removed_that_a_worker_of_any_app_keeps(
     run_once(ledger, Recovery(), **NO_PAUSE)
     assert state(ledger, job.job_id) is JobState.SUCCEEDED
     operator = Operator(ledger, Settings(url=url))
-    assert operator.kept_jobs_s() == 30 * DAY_S
-    assert operator.prune() == 0
+    assert operator.jobs.retention_s() == 30 * DAY_S
+    assert operator.jobs.prune() == 0
     assert not open_again().diagnose(far_s=DAY_S, late_s=30.0).overkept
     meddler.age_all_jobs(21 * DAY_S)
-    assert operator.prune() == 1
+    assert operator.jobs.prune() == 1
 
 
 def test_what_a_worker_stores_comes_back_whole(ledger: Ledger) -> None:
@@ -169,7 +169,7 @@ def test_tasks_of_an_app_bring_its_switches_to_every_job(url: str) -> None:
         policy = decode_policy(encode_policy(app.definitions["add"].policy))
         assert (policy.auto_fail_stale_running, policy.auto_requeue_stale_claimed) == (False, True)
         job = app.job(add.enqueue().id)
-        record = app.operator.job(job.id)
+        record = app.operator.jobs.get(job.id)
         assert not decode_policy(record.policy).auto_fail_stale_running
     finally:
         app.close()

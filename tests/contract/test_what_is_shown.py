@@ -14,7 +14,7 @@ from unstuck.ledger.contract.workers import Heartbeat, Progress
 
 
 def shown(ledger: Ledger, url: str, job_id: int) -> Any:
-    return Operator(ledger, Settings(url=url)).job_view(job_id)["progress"]
+    return Operator(ledger, Settings(url=url)).jobs.detail(job_id)["progress"]
 
 
 def test_progress_is_shown_until_a_job_succeeds(ledger: Ledger, w1: str, url: str) -> None:

@@ -180,7 +180,7 @@ def test_one_trace_from_the_enqueue_through_a_retry(make_fleet: MakeFleet, url: 
     mails = [*named(found, "mail to ann"), *named(found, "mail to bob")]
     assert {span["parent_id"] for span in mails} == {span["context"]["span_id"] for span in attempts}
     # People see the arguments, not the trace that travels with them.
-    assert fleet.app.operator.job_view(1)["args"] == []
+    assert fleet.app.operator.jobs.detail(1)["args"] == []
 
 
 def test_who_does_not_trace_stores_nothing_and_imports_nothing(fleet: Fleet) -> None:

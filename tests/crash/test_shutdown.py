@@ -84,7 +84,7 @@ def test_a_second_signal_hurries(fleet: Fleet) -> None:
 def test_an_operator_drains_a_worker(fleet: Fleet) -> None:
     worker = fleet.start("--concurrency", "1")
     job, _ = fleet.begin("nap", 1.0)
-    fleet.app.operator.ask_worker(worker.id, "drain")
+    fleet.app.operator.workers.drain(worker.id)
     assert worker.process.wait(30) == 0
     assert fleet.state(job) is JobState.SUCCEEDED
 

@@ -45,7 +45,7 @@ def test_the_stack_of_a_running_job_is_told_and_the_job_goes_on(fleet: Fleet) ->
 
     def asked_and_told() -> bool:
         # A ring may be lost: whoever hears nothing asks again.
-        assert operator.ask_stack(job.id)
+        assert operator.jobs.ask_stack(job.id)
         return told_within(fleet, job.id, 2.0)
 
     wait_for(asked_and_told, "its stack")
@@ -59,7 +59,7 @@ def ask_until(fleet: Fleet, job_id: int, words: str) -> str:
 
     def told() -> bool:
         # A ring may be lost: whoever hears nothing asks again.
-        assert operator.ask_stack(job_id)
+        assert operator.jobs.ask_stack(job_id)
         try:
             return wait_for(lambda: words in stack_of(fleet, job_id), "its stack", 2.0)
         except AssertionError:
@@ -122,7 +122,7 @@ def test_the_command_shows_where_a_job_stands(fleet: Fleet) -> None:
 
 def test_what_does_not_run_has_no_stack(fleet: Fleet) -> None:
     job = fleet.task("add").enqueue(1, 2)
-    assert not Operator(fleet.ledger, fleet.app.settings).ask_stack(job.id)
+    assert not Operator(fleet.ledger, fleet.app.settings).jobs.ask_stack(job.id)
 
 
 def begin_among_busy_threads(fleet: Fleet, task: str) -> tuple[Job, Path]:
@@ -144,7 +144,7 @@ def test_a_job_with_busy_threads_may_be_asked_as_often_as_one_likes(fleet: Fleet
 
     def asked(known: int) -> bool:
         # A ring may be lost: whoever hears nothing asks again.
-        assert operator.ask_stack(job.id), f"it does not run any more: {job.record()}"
+        assert operator.jobs.ask_stack(job.id), f"it does not run any more: {job.record()}"
         try:
             return wait_for(lambda: len(told()) > known, "a stack more", 3.0)
         except AssertionError:

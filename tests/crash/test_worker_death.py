@@ -212,7 +212,7 @@ def test_what_a_job_said_last_is_kept_though_its_whole_worker_is_killed(fleet: F
         assert (death.autopsy.stdout, death.autopsy.stderr) == ("the last line of stdout", "the last line of stderr")
         assert death.autopsy.progress is not None
         assert (death.autopsy.progress.done, death.autopsy.progress.message) == (137, "nearly done")
-        assert [one.stdout for one in fleet.app.operator.outputs(job.id)] == [b"the last line of stdout"]
+        assert [one.stdout for one in fleet.app.operator.jobs.outputs(job.id)] == [b"the last line of stdout"]
         story = str(fleet.app.operator.why(job.id))
         assert "137 of 150 (91%)" in story
         assert "the last line of stderr" in story

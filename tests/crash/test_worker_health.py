@@ -84,13 +84,13 @@ def test_a_worker_under_which_every_job_dies_is_switched_off_once_another_serves
     # Mended and enabled, it works again; now the other one is off, by hand.
     plague.unlink()
     operator = Operator(fleet.ledger, Settings(url=fleet.url), by="ops")
-    operator.enable_worker("sick")
-    operator.disable_worker("well", "maintenance")
+    operator.workers.enable("sick")
+    operator.workers.disable("well", "maintenance")
     wait_for(lambda: "enabled again" in sick.said() and "was disabled" in well.said(), "both to hear of it")
     waiting = fleet.task("die_if_sick").enqueue()
     waiting.result(timeout=60)
     assert fleet.ledger.attempts(waiting.id)[-1].worker_id == sick.id
-    operator.disable_worker("sick", "maintenance")
+    operator.workers.disable("sick", "maintenance")
     wait_for(lambda: sick.said().count("was disabled") == 2, "the sick worker to hear of it")
     stuck = fleet.task("add").enqueue(1, 2)
     assert "unstuck workers enable" in (operator.explain_wait(stuck.id) or "")

@@ -27,7 +27,7 @@ def test_a_schedule_is_shown_stopped_run_and_removed(browser: Browser, stand: Cl
         page.evaluate("window.neverReloaded = true")
         with stand.ledger() as ledger:
             operator = Operator(ledger, stand.settings, by="ada")
-            operator.create_schedule("nightly-report", "add", cron="30 3 * * 1", tz="Europe/Berlin", args=(1, 2))
+            operator.schedules.create("nightly-report", "add", cron="30 3 * * 1", tz="Europe/Berlin", args=(1, 2))
         row = page.locator("tbody tr", has_text="nightly-report")
         expect(row).to_contain_text("At 03:30 on Monday")
         expect(row).to_contain_text("30 3 * * 1 in Europe/Berlin")
@@ -62,9 +62,9 @@ def test_a_schedule_is_shown_stopped_run_and_removed(browser: Browser, stand: Cl
 def test_a_schedule_that_no_worker_knows_says_so(served: Served, stand: Cli) -> None:
     with stand.ledger() as ledger:
         operator = Operator(ledger, stand.settings, by="ada")
-        made = operator.create_schedule("left-over", "add", every="1h")
+        made = operator.schedules.create("left-over", "add", every="1h")
         assert made.timing == Timing(every_s=3600.0)
-        operator.remove_schedule("left-over")
+        operator.schedules.remove("left-over")
         definition = ScheduleDefinition("left-over", "add", "default", made.timing, made.job)
         ledger.know_schedules([definition], "app")
     shown = served.client.get("/schedules").text
@@ -123,7 +123,7 @@ def test_a_full_line_is_shown_with_its_holder_and_widened(browser: Browser, stan
 
 def test_without_script_the_server_asks_before_it_removes(browser: Browser, stand: Cli, served: Served) -> None:
     with stand.ledger() as ledger:
-        Operator(ledger, stand.settings, by="ada").create_schedule("hourly", "add", every="1h")
+        Operator(ledger, stand.settings, by="ada").schedules.create("hourly", "add", every="1h")
     with looking(browser, served.url, java_script_enabled=False) as page:
         page.goto("/schedules")
         page.get_by_role("button", name="Remove schedule hourly").click()

@@ -176,12 +176,12 @@ def evil_order(shop: Cli) -> None:
     shop.jobs(2, queue="nobody", more=JobExtras(line=f"key {EVIL}", line_limit=1))
     with shop.ledger() as ledger:
         operator = Operator(ledger, shop.settings, by=EVIL)
-        operator.create_schedule("open", "add", every="1h")
-        paused = operator.create_schedule("p" * 200, "add", cron="1-59/7 */2 1,15 6 *", tz="Europe/Berlin")
-        operator.pause_schedule(paused.name)
+        operator.schedules.create("open", "add", every="1h")
+        paused = operator.schedules.create("p" * 200, "add", cron="1-59/7 */2 1,15 6 *", tz="Europe/Berlin")
+        operator.schedules.pause(paused.name)
         left = ScheduleDefinition("left", "gone", "default", paused.timing, paused.job)
         ledger.know_schedules([left], "app")
-        operator.limit_queue("nobody", read_limit(5, "100/m"))
+        operator.queues.limit("nobody", read_limit(5, "100/m"))
 
 
 def evil_workflows(shop: Cli) -> tuple[int, int]:

@@ -16,6 +16,7 @@ import typer
 from tests.support.fleet import wait_for
 
 from unstuck.cli.main import app as cli
+from unstuck.client.operator import Operator
 from unstuck.config import EVIDENCE, GROUPS, Recovery, Retention, Settings
 from unstuck.domain.policy import TASK_SETTINGS
 
@@ -173,6 +174,19 @@ def test_every_command_and_option_is_described() -> None:
         if name.startswith("unstuck "):
             rows = set(re.findall(r"^\| `(--?[a-z-]+)", sections[name], re.MULTILINE))
             assert rows <= options.get(sections[name], set()) | set(common), f"{name} has other options"
+
+
+def test_every_method_of_the_operator_that_is_described_is_there() -> None:
+    text = (ROOT / "docs/cli.md").read_text().partition("## From Python")[2]
+    rows = re.findall(r"^\| (itself|`\.\w+`) \| (.+) \|$", text, re.MULTILINE)
+    ledger: Any = None
+    operator = Operator(ledger, Settings(), by="test")
+    parts = {name.strip("`."): CODE.findall(methods) for name, methods in rows}
+    assert set(parts) - {"itself"} == {name for name in vars(operator) if not name.startswith("_")} - {"ledger"}
+    for name, methods in parts.items():
+        part = operator if name == "itself" else getattr(operator, name)
+        for method in methods:
+            assert callable(getattr(part, method, None)), f"app.operator has no {name}.{method}"
 
 
 def commands_below(group: Any, path: str) -> Iterator[tuple[str, Any]]:

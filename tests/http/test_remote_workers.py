@@ -650,4 +650,4 @@ def test_a_foreign_worker_is_looked_after_by_doctor_and_stale(http: httpx.Client
     operator = Operator(ledger, Settings(), by="test")
     assert [finding for finding in operator.doctor() if worker.id in str(finding)] == []
     assert f"({worker.id}) on far" in str(operator.why(job["job_id"]))
-    assert all(item.worker != worker.id for item in operator.stale(0.0))
+    assert all(item.worker != worker.id for item in operator.stale.list(0.0))

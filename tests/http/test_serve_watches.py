@@ -50,7 +50,7 @@ def test_a_server_that_was_restarted_finds_the_dead_before_anyone_calls_it(url: 
         assert state(ledger, job) is JobState.CLAIMED
         killed_worker(ledger, "killed")
         app = App(url)
-        app.operator.create_schedule("often", "resize", every="1s", args=["a.png"])
+        app.operator.schedules.create("often", "resize", every="1s", args=["a.png"])
         app.close()
         with serving(url, env=QUICK):
             wait_for(lambda: is_dead(ledger, "killed"), "the killed Python worker to be found")

@@ -21,7 +21,7 @@ def test_a_broker_that_was_started_again_watches_and_schedules_before_anyone_cal
         try:
             killed_worker(ledger, "killed")
             app = App(broker.url)
-            app.operator.create_schedule("often", "add", every="1s", args=[1, 2])
+            app.operator.schedules.create("often", "add", every="1s", args=[1, 2])
             app.close()
             broker.again()
             wait_for(lambda: is_dead(ledger, "killed"), "the killed Python worker to be found")

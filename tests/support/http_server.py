@@ -243,7 +243,7 @@ def make_token(url: str, *scopes: Scope, expires_in_s: float | None = None) -> t
     settings = config.build({"url": url})
     ledger = ready_ledger(settings)
     try:
-        text, kept = Operator(ledger, settings).create_token("test", [*scopes], expires_in_s)
+        text, kept = Operator(ledger, settings).access.create_token("test", [*scopes], expires_in_s)
         return kept.id, text
     finally:
         ledger.close()

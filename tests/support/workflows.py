@@ -34,8 +34,8 @@ def end_workflows(shop: Cli) -> None:
     """Cancel the workflows that earlier tests left behind: `Shop.claim` takes the oldest job, whoever made it."""
     with opened_app(shop) as (app, _):
         for state in ("running", "paused"):
-            for left in app.operator.workflows(state):
-                app.operator.cancel_workflow(left.id)
+            for left in app.ledger.workflows(state):
+                app.operator.workflows.cancel(left.id)
 
 
 def start(shop: Cli, on_error: OnError = "fail", name: str = "bills") -> int:

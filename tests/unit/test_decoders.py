@@ -84,9 +84,9 @@ def test_the_journal_and_the_signals_of_a_job_share_the_bounds_of_what_is_shown(
     shown = show()
     assert len(shown["journal"][0]["value"]) == 90_001
     assert {one["value"] for one in shown["journal"][1:-1]} == {
-        f"(too much to show; app.operator.journal({job.id}) has it)"
+        f"(too much to show; app.ledger.journal({job.id}) has it)"
     }
-    assert {one["value"] for one in shown["signals"]} == {f"(too much to show; app.operator.signals({job.id}) has it)"}
+    assert {one["value"] for one in shown["signals"]} == {f"(too much to show; app.ledger.signals({job.id}) has it)"}
     assert shown["journal"][-1]["value"] == {"password": "•••", "a": [2]}
 
 

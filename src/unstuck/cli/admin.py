@@ -67,7 +67,7 @@ def migrate(
     ledger = open_ledger(settings)
     try:
         applied = ledger.migrate(wait_s=WAIT_S if wait_s is None else wait_s)
-        voided = Operator(ledger, settings, via="cli").void_attempt_tokens() if after_restore else None
+        voided = Operator(ledger, settings, via="cli").workers.void_attempt_tokens() if after_restore else None
     finally:
         ledger.close()
     show = common.show
@@ -105,7 +105,7 @@ def create_token(
     """Make a token and print it: this once, and never again."""
     expires_in_s = duration_s(expires, "--expires")
     with common.ledger() as (ledger, settings):
-        text, kept = Operator(ledger, settings, via="cli").create_token(name, scope, expires_in_s)
+        text, kept = Operator(ledger, settings, via="cli").access.create_token(name, scope, expires_in_s)
     if common.as_json:
         common.show.json({"id": kept.id, "name": kept.name, "scopes": kept.scopes, "token": text})
         return
@@ -123,7 +123,7 @@ def list_tokens(common: Context) -> None:
 def revoke_token(common: Context, token: Annotated[str, typer.Argument(metavar="ID|NAME", help="The token.")]) -> None:
     """End a token, with every login that was made with it, within a second."""
     with common.operator() as operator:
-        record, changed = operator.revoke_token(token)
+        record, changed = operator.access.revoke_token(token)
     if common.as_json:
         common.show.json({"id": record.id, "name": record.name, "revoked": changed})
     elif changed:
@@ -134,7 +134,7 @@ def revoke_token(common: Context, token: Annotated[str, typer.Argument(metavar="
 
 def _list_tokens(common: Context) -> None:
     with common.operator() as operator:
-        found = operator.tokens()
+        found = operator.ledger.api_tokens()
     if common.as_json:
         common.show.json([views.token_view(token) for token in found])
         return
@@ -260,7 +260,7 @@ def audit(
 ) -> None:
     """List what operators did, newest first."""
     with common.operator() as operator:
-        found = operator.audit(limit=limit)
+        found = operator.ledger.audit(limit=limit)
     if common.as_json:
         common.show.json([views.audit_view(note) for note in found])
         return

@@ -184,7 +184,7 @@ def _tell(show: Output, operator: Operator, task: str, stored: Enqueued) -> None
 def _wait(common: Context, ledger: Ledger, operator: Operator, job_id: int, patience_s: float | None) -> None:
     outcome = _outcome(common.show, ledger, operator, job_id, patience_s)
     if common.as_json:
-        common.show.json(operator.job_view(job_id))
+        common.show.json(operator.jobs.detail(job_id))
     if outcome.state is JobState.SUCCEEDED and outcome.result is not None:
         if not common.as_json:
             common.show.json_line(_result_text(outcome.result))

@@ -12,7 +12,8 @@ from unstuck.cli.context import Context, UsageError, command, job_id
 from unstuck.cli.output import Cell, Column, Output, ago, count, one_line, state_cell, took
 from unstuck.cli.selection import Error, NewerThan, OlderThan, Queue, State, Task, job_filter
 from unstuck.client import views
-from unstuck.client.operator import PAGE, Operator
+from unstuck.client.operator import Operator
+from unstuck.client.operator.jobs import PAGE
 from unstuck.client.why.autopsies import cause_line
 from unstuck.client.why.story import far
 from unstuck.domain.autopsy import Autopsy, ProgressMark
@@ -183,7 +184,7 @@ def signal(
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
         raise UsageError(f"VALUE must be JSON ({error}). Write text as '\"text\"'.") from None
     with common.operator() as operator:
-        answer = operator.signal(number, name, data)
+        answer = operator.jobs.signal(number, name, data)
     if common.as_json:
         common.show.json({"id": number, "signal": name, "answer": answer})
         return
@@ -203,7 +204,7 @@ def stack(
     """Show where a running job stands: the stacks of its threads, or where it awaits."""
     number = job_id(id)
     with common.operator() as operator:
-        told = operator.stack(number, patience_s=wait)
+        told = operator.jobs.stack(number, patience_s=wait)
     if common.as_json:
         common.show.json(None if told is None else {"job": number, "at": views.instant(told.at), "stack": told.message})
     elif told is not None:
@@ -237,7 +238,7 @@ def jobs(
     """List jobs, newest first."""
     where = job_filter(state, queue, task, error, older_than, newer_than)
     with common.operator() as operator:
-        worker_id = operator.find_worker(worker).id if worker is not None else None
+        worker_id = operator.workers.find(worker).id if worker is not None else None
         found = _first(operator, where, worker_id, limit)
     if common.as_json:
         common.show.json([views.job_summary(job) for job in found])
@@ -257,7 +258,9 @@ def _first(operator: Operator, where: JobFilter, worker_id: str | None, limit: i
     while len(found) < limit:
         size = min(PAGE, limit - len(found))
         before_id = found[-1].id if found else None
-        page = operator.jobs(msgspec.structs.replace(where, worker_id=worker_id, before_id=before_id, limit=size))
+        page = operator.ledger.jobs(
+            msgspec.structs.replace(where, worker_id=worker_id, before_id=before_id, limit=size)
+        )
         found += page
         if len(page) < size:
             break
@@ -320,9 +323,9 @@ def job(
     """Tell the story of one job: state, result or error, every attempt and event."""
     number = job_id(id)
     with common.operator() as operator:
-        view = operator.job_view(number)
-        record = operator.job(number)
-        printed = bool(operator.outputs(number))
+        view = operator.jobs.detail(number)
+        record = operator.jobs.get(number)
+        printed = bool(operator.jobs.outputs(number))
     if common.as_json:
         common.show.json(view)
     else:
@@ -340,7 +343,7 @@ def logs(
     """Give what a job printed: its stdout on stdout, its stderr on stderr."""
     number = job_id(id)
     with common.operator() as operator:
-        outputs = operator.outputs(number)
+        outputs = operator.jobs.outputs(number)
     if common.as_json:
         common.show.json([views.output_view(output) for output in outputs])
         return

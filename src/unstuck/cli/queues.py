@@ -23,8 +23,8 @@ def queues(common: Context, ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is not None:
         return
     with common.operator() as operator:
-        found = sorted(operator.queues(), key=lambda queue: queue.name)
-        limits = {record.name: record for record in operator.queue_limits()}
+        found = sorted(operator.ledger.queues(), key=lambda queue: queue.name)
+        limits = {record.name: record for record in operator.ledger.queue_limits()}
     if common.as_json:
         common.show.json([views.queue_view(queue, limits.get(queue.name)) for queue in found])
         return
@@ -63,7 +63,7 @@ def pause(common: Context, queue: Name = None, all: Every = False) -> None:
     """Stop handing out jobs of a queue; those that run go on."""
     _check_target(queue, all)
     with common.operator() as operator:
-        changed = operator.pause(queue)
+        changed = operator.queues.pause(queue)
     _tell(common, changed, "paused", queue)
 
 
@@ -72,7 +72,7 @@ def resume(common: Context, queue: Name = None, all: Every = False) -> None:
     """Hand out jobs of a paused queue again."""
     _check_target(queue, all)
     with common.operator() as operator:
-        changed = operator.resume(queue)
+        changed = operator.queues.resume(queue)
     _tell(common, changed, "resumed", queue)
 
 
@@ -102,11 +102,11 @@ def purge(
     begun.
     """
     with common.operator() as operator:
-        found = operator.known_queue(queue)
+        found = operator.queues.get(queue)
         if not yes:
             _confirm(found)
-        cancelled = operator.purge(queue)
-        left = operator.known_queue(queue)
+        cancelled = operator.queues.purge(queue)
+        left = operator.queues.get(queue)
     if common.as_json:
         common.show.json({"queue": queue, "cancelled": cancelled})
     else:
@@ -149,7 +149,7 @@ def limit_queue(
     except ConfigError as error:
         raise UsageError(str(error)) from error
     with common.operator() as operator:
-        found = operator.limit_queue(queue, limit)
+        found = operator.queues.limit(queue, limit)
     if common.as_json:
         common.show.json(None if found is None else views.limit_view(found))
     elif limit is None:
@@ -178,7 +178,7 @@ def lines(common: Context, ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is not None:
         return
     with common.operator() as operator:
-        found = operator.concurrency_keys(limit=1_000)
+        found = operator.ledger.concurrency_keys(limit=1_000)
     show = common.show
     if show.as_json:
         show.json([views.line_view(key) for key in found])
@@ -215,7 +215,7 @@ def limit_key(
         raise UsageError("Say how many, or --as-enqueued.")
     with common.operator() as operator:
         try:
-            found = operator.limit_key(key, places)
+            found = operator.queues.limit_key(key, places)
         except ConfigError as error:
             raise UsageError(str(error)) from error
     if common.as_json:

@@ -11,8 +11,9 @@ from unstuck.cli.context import Context, UsageError, command, duration_s, job_id
 from unstuck.cli.jobs import MAX_LISTED
 from unstuck.cli.output import Cell, Column, Output, ago, coarse, confirm, count, state_cell
 from unstuck.cli.selection import Error, OlderThan, Queue, State, Task, job_filter, states
-from unstuck.client.operator import CANCELLED_BY_DEFAULT, RETRIED_BY_DEFAULT, Operator, StaleAction
-from unstuck.client.operator.jobs import Quarantined, quarantined_view
+from unstuck.client.operator import Operator
+from unstuck.client.operator.jobs import CANCELLED_BY_DEFAULT, RETRIED_BY_DEFAULT, Quarantined, quarantined_view
+from unstuck.client.operator.stale import StaleAction
 from unstuck.domain.states import FINAL_STATES, JobState
 from unstuck.ledger.contract.jobs import JobFilter
 
@@ -42,11 +43,11 @@ def stale(
     threshold_s = duration_s(older_than, "--older-than")
     show = common.show
     with common.operator() as operator:
-        found = operator.stale(threshold_s or 0.0)
+        found = operator.stale.list(threshold_s or 0.0)
         if not fail and not requeue:
             _list_stale(show, found, [])
             return
-        done = operator.fail_stale(threshold_s) if fail else operator.requeue_stale(threshold_s)
+        done = operator.stale.fail(threshold_s) if fail else operator.stale.requeue(threshold_s)
     settled = {action.job_id for action in done}
     left = [action for action in found if action.job_id not in settled]
     if show.as_json:
@@ -166,8 +167,8 @@ def retry(
     with common.operator() as operator:
         if filtered:
             where = msgspec.structs.replace(where, states=where.states or RETRIED_BY_DEFAULT)
-            numbers = list(operator.matching(where))
-        answers = operator.retry(numbers)
+            numbers = list(operator.jobs.matching(where))
+        answers = operator.jobs.retry(numbers)
     _tell_outcomes(common.show, answers, _RETRIED, {"queued"}, strict=not filtered)
 
 
@@ -197,14 +198,14 @@ def cancel(
             numbers = [number for one in found.values() for number in one]
             if numbers and not (dry_run or yes):
                 _confirm_cancel(found)
-        answers = dict.fromkeys(numbers, "matched") if dry_run else operator.cancel(numbers)
+        answers = dict.fromkeys(numbers, "matched") if dry_run else operator.jobs.cancel(numbers)
     _tell_outcomes(common.show, answers, _CANCELLED, {"cancelled", "requested", "matched"}, strict=not filtered)
 
 
 def _by_state(operator: Operator, where: JobFilter) -> dict[JobState, list[int]]:
     """Return the numbers of the jobs that match, by their states."""
     chosen = where.states or CANCELLED_BY_DEFAULT
-    found = {one: list(operator.matching(msgspec.structs.replace(where, states=(one,)))) for one in chosen}
+    found = {one: list(operator.jobs.matching(msgspec.structs.replace(where, states=(one,)))) for one in chosen}
     return {one: numbers for one, numbers in found.items() if numbers}
 
 
@@ -253,7 +254,7 @@ def prune(
         if word not in FINAL_STATES:
             raise UsageError(f"A {word} job is not finished. --state takes: {', '.join(sorted(FINAL_STATES))}.")
     with common.operator() as operator:
-        removed = operator.prune(age_s, chosen)
+        removed = operator.jobs.prune(age_s, chosen)
     if common.as_json:
         common.show.json({"pruned": removed})
     else:
@@ -282,7 +283,7 @@ def list_quarantined(
 
 def _list_quarantined(common: Context, task: str | None, limit: int) -> None:
     with common.operator() as operator:
-        found = operator.quarantined(task, limit)
+        found = operator.jobs.quarantined(task, limit)
     show = common.show
     if show.as_json:
         show.json([quarantined_view(job) for job in found])

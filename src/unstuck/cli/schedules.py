@@ -32,8 +32,8 @@ def list_schedules(common: Context) -> None:
 
 def _list(common: Context) -> None:
     with common.operator() as operator:
-        workers = operator.workers(living_only=True)
-        found = operator.schedules()
+        workers = operator.ledger.workers(living_only=True)
+        found = operator.ledger.schedules()
     if common.as_json:
         common.show.json([schedule_view(record, workers) for record in found])
         return
@@ -86,7 +86,7 @@ def add(
     positional, named = arguments(args or [], kwargs)
     with common.operator() as operator:
         try:
-            record = operator.create_schedule(
+            record = operator.schedules.create(
                 name,
                 task,
                 cron=cron,
@@ -101,7 +101,7 @@ def add(
             )
         except ConfigError as error:
             raise UsageError(str(error)) from error
-        workers = operator.workers(living_only=True)
+        workers = operator.ledger.workers(living_only=True)
     if common.as_json:
         common.show.json(schedule_view(record, workers))
     else:
@@ -119,7 +119,7 @@ def _catch_up(text: str) -> CatchUp:
 def pause(common: Context, name: Name) -> None:
     """Stop a schedule; what it enqueued runs."""
     with common.operator() as operator:
-        changed = operator.pause_schedule(name)
+        changed = operator.schedules.pause(name)
     _tell(common, name, "paused", changed)
 
 
@@ -127,7 +127,7 @@ def pause(common: Context, name: Name) -> None:
 def resume(common: Context, name: Name) -> None:
     """Let a schedule go on with its next tick."""
     with common.operator() as operator:
-        changed = operator.resume_schedule(name)
+        changed = operator.schedules.resume(name)
     _tell(common, name, "resumed", changed)
 
 
@@ -135,7 +135,7 @@ def resume(common: Context, name: Name) -> None:
 def run(common: Context, name: Name) -> None:
     """Enqueue the job of a schedule now, beside its ticks."""
     with common.operator() as operator:
-        job_id = operator.run_schedule(name)
+        job_id = operator.schedules.run(name)
     if common.as_json:
         common.show.json({"name": name, "job_id": job_id})
     else:
@@ -146,7 +146,7 @@ def run(common: Context, name: Name) -> None:
 def remove(common: Context, name: Name) -> None:
     """Forget a schedule; what it enqueued stays."""
     with common.operator() as operator:
-        known_by = operator.remove_schedule(name)
+        known_by = operator.schedules.remove(name)
     if common.as_json:
         common.show.json({"name": name, "removed": True, "workers": known_by})
         return

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Collection
 from contextlib import closing
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -36,7 +36,7 @@ def workers(
     if ctx.invoked_subcommand is not None:
         return
     with common.operator() as operator:
-        every = operator.workers()
+        every = operator.ledger.workers()
     now_s = time.time()
     shown = [worker for worker in every if all or worker.state in LIVE_STATES or now_s - _end(worker) < LATELY_S]
     shown.sort(key=lambda worker: (_ORDER.index(worker.state), worker.name, worker.id))
@@ -63,9 +63,9 @@ def stop(common: Context, worker: WorkerName) -> None:
     _ask(common, worker, "stop", "exits within its grace")
 
 
-def _ask(common: Context, who: str, what: str, promise: str) -> None:
+def _ask(common: Context, who: str, what: Literal["drain", "stop"], promise: str) -> None:
     with common.operator() as operator:
-        worker = operator.ask_worker(who, what)
+        worker = operator.workers.stop(who) if what == "stop" else operator.workers.drain(who)
     if common.as_json:
         common.show.json({"id": worker.id, "name": worker.name, "request": what})
     else:
@@ -157,11 +157,11 @@ def disable(
     _one_of(worker, host)
     with common.operator() as operator:
         if host is not None:
-            here, unserved = operator.disable_host(host, reason)
+            here, unserved = operator.workers.disable_host(host, reason)
             said = f"Host {host} is disabled; {count(len(here), 'worker')} there take nothing more."
         else:
             assert worker is not None
-            record, unserved = operator.disable_worker(worker, reason)
+            record, unserved = operator.workers.disable(worker, reason)
             here, said = [record], f"Worker {record.name} ({record.id}) on {record.host} is disabled."
     if common.as_json:
         ids = [record.id for record in here]
@@ -177,11 +177,11 @@ def enable(common: Context, worker: SwitchedWorker = None, host: Host = None) ->
     _one_of(worker, host)
     with common.operator() as operator:
         if host is not None:
-            here, changed = operator.enable_host(host)
+            here, changed = operator.workers.enable_host(host)
             what = f"Host {host}"
         else:
             assert worker is not None
-            record, changed = operator.enable_worker(worker)
+            record, changed = operator.workers.enable(worker)
             here, what = [record], f"Worker {record.name} ({record.id}) on {record.host}"
     if common.as_json:
         still = views.disabled_view(here[0].disabled) if host is None else None

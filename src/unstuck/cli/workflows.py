@@ -10,7 +10,8 @@ import typer
 from unstuck.cli.context import Context, UsageError, command, job_id
 from unstuck.cli.jobs import MAX_LISTED
 from unstuck.cli.output import Cell, Column, Output, ago, confirm, count, one_line, state_cell, took
-from unstuck.client.operator import PAGE, Operator
+from unstuck.client.operator import Operator
+from unstuck.client.operator.jobs import PAGE
 from unstuck.client.views import workflow_summary, workflow_view
 from unstuck.client.workflows.outline import ORDER, Item, Outline, outline
 from unstuck.client.workflows.text import error_text, headline, hints, summary
@@ -138,7 +139,7 @@ def workflow(common: Context, id: Id, all: Whole = False) -> None:
     """Draw a workflow with the states and times of its nodes, and what failed."""
     number = job_id(id)
     with common.operator() as operator:
-        found = operator.known_workflow(number)
+        found = operator.workflows.get(number)
     if common.as_json:
         common.show.json(workflow_view(found))
     else:
@@ -180,7 +181,7 @@ def _first(operator: Operator, state: str | None, limit: int) -> list[WorkflowRe
     found: list[WorkflowRecord] = []
     while len(found) < limit:
         size = min(PAGE, limit - len(found))
-        page = operator.workflows(state, found[-1].id if found else None, size)
+        page = operator.ledger.workflows(state, found[-1].id if found else None, size)
         found += page
         if len(page) < size:
             break
@@ -222,8 +223,8 @@ def retry(common: Context, id: Id) -> None:
     """Take a workflow up again from what failed; what succeeded is kept."""
     number = job_id(id)
     with common.operator() as operator:
-        before = operator.known_workflow(number)
-        done = operator.retry_workflow(number)
+        before = operator.workflows.get(number)
+        done = operator.workflows.retry(number)
     why = f"it is {before.state}; only one that failed, was cancelled or is paused can be taken up again"
     _tell(common, number, done, "retried", f"Workflow {number} goes on from what failed.", why)
 
@@ -233,8 +234,8 @@ def resume(common: Context, id: Id) -> None:
     """Go on past what is paused: those who depend on it get its error."""
     number = job_id(id)
     with common.operator() as operator:
-        before = operator.known_workflow(number)
-        done = operator.resume_workflow(number)
+        before = operator.workflows.get(number)
+        done = operator.workflows.resume(number)
     why = f"it is {before.state}, not paused"
     _tell(common, number, done, "resumed", f"Workflow {number} goes on past what failed.", why)
 
@@ -244,10 +245,10 @@ def cancel(common: Context, id: Id, yes: Yes = False) -> None:
     """Give a workflow up: what was not begun is cancelled, what runs is told to stop."""
     number = job_id(id)
     with common.operator() as operator:
-        before = operator.known_workflow(number)
+        before = operator.workflows.get(number)
         if before.finished_at is None and not yes:
             _confirm(before)
-        done = operator.cancel_workflow(number)
+        done = operator.workflows.cancel(number)
     said = f"Workflow {number} is cancelled; what runs of it is told to stop."
     _tell(common, number, done, "cancelled", said, f"it has ended already: {before.state}")
 

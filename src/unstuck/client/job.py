@@ -66,14 +66,14 @@ class Job(Generic[R_co]):
 
     def cancel(self) -> str:
         """Cancel it: 'cancelled', 'requested' (it runs, and its worker is told) or 'finished' (too late)."""
-        return self._runtime.services().operator.cancel([self.id], by="client")[self.id]
+        return self._runtime.services().client_operator.jobs.cancel([self.id])[self.id]
 
     def signal(self, name: str, value: Any = None) -> str:
         """Send it a signal for `ctx.wait_signal(name)`, with a value (JSON): 'woken' (it waited for it) or 'kept'
         (until it does). SignalRefused when the job is over."""
         parts = self._runtime.services()
         data = encode(value, f"The value of signal {name!r}", self._runtime.settings.max_payload_bytes)
-        return parts.operator.signal(self.id, name, data, by="client")
+        return parts.client_operator.jobs.signal(self.id, name, data)
 
     def result(self, timeout: Duration | None = None) -> R_co:
         """Wait for the end; give what the task returned, or raise what became of the job."""

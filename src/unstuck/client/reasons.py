@@ -1,21 +1,25 @@
 """Say in one sentence why a job is not moving, and what it is doing otherwise."""
 
 import shlex
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import msgspec
 
 from unstuck.client.blockers import blocker_of, end_blocker, tell_blocker
 from unstuck.client.workflows.text import waits_for
-from unstuck.domain.conditions import Code, cure_unserved, why_unserved
+from unstuck.domain.conditions import Code, cure_unserved, reaper_is_missing, why_unserved
 from unstuck.domain.limits import write_rate
 from unstuck.domain.liveness import BY_SILENCE
 from unstuck.domain.policy import decode_policy
-from unstuck.domain.recovery_rules import RecoveryRules, is_recovered
-from unstuck.domain.states import FINAL_STATES, LIVE_STATES, JobState, WorkerState
+from unstuck.domain.recovery_rules import RecoveryRules, is_recovered, rules_of_ledger
+from unstuck.domain.states import FINAL_STATES, HELD_STATES, LIVE_STATES, JobState, WorkerState
 from unstuck.domain.units import brief
 from unstuck.domain.workflows import WorkflowState
+from unstuck.errors import LedgerError
+from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.diagnosis import Blocker
 from unstuck.ledger.contract.jobs import JobLinks, JobRecord
 from unstuck.ledger.contract.queues import KeyRecord, QueueLimitRecord, QueueRecord
@@ -25,6 +29,8 @@ from unstuck.ledger.contract.workflows import WorkflowRecord
 # Clocks of two machines differ a little: a job due this soon is due.
 DUE_SOON_S = 0.5
 HOLDERS_NAMED = 3
+BLOCKING_S = 0.5
+"""Minimum age of a transaction that is said to keep an outcome from the ledger."""
 
 
 class JobContext(msgspec.Struct, frozen=True):
@@ -58,6 +64,60 @@ class JobContext(msgspec.Struct, frozen=True):
     def own_workflow(self) -> WorkflowRecord | None:
         """The workflow that the job stands for."""
         return self.flow if self.place == 0 else None
+
+
+def gather_context(
+    ledger: Ledger,
+    rules: RecoveryRules,
+    job: JobRecord,
+    *,
+    workers: Sequence[WorkerRecord] | None = None,
+    queues: Sequence[QueueRecord] | None = None,
+) -> JobContext:
+    """Read what a job's waiting depends on. Workers and queues are read unless they are given."""
+    queue = None
+    if job.state not in FINAL_STATES:
+        queues = ledger.queues() if queues is None else queues
+        queue = next((queue for queue in queues if queue.name == job.queue), None)
+    workers = ledger.workers() if workers is None else list(workers)
+    links, key, limit = None, None, None
+    if job.state is JobState.PENDING:
+        links = ledger.links(job.id)
+        if links is not None and links.concurrency_key is not None:
+            key = next(iter(ledger.concurrency_keys(links.concurrency_key)), None)
+        limit = next((one for one in ledger.queue_limits() if one.name == job.queue), None)
+    placed = ledger.place_of(job.id)
+    workflow = None if placed is None else ledger.workflow(placed[0])
+    waiting_since = None
+    if job.state is JobState.WAITING and (attempts := ledger.attempts(job.id)):
+        waiting_since = attempts[-1].ended_at
+    deferred = ledger.deferred_outcome(job.id) if job.state in HELD_STATES else None
+    blockers: Sequence[Blocker] = ()
+    if deferred is not None:
+        # Who blocks it is good to know, but not needed.
+        with suppress(LedgerError):
+            blockers = ledger.blockers(open_s=BLOCKING_S)
+    return JobContext(
+        queue=queue,
+        workers=workers,
+        rules=rules,
+        now_s=time.time(),
+        flow=workflow,
+        place=None if placed is None or workflow is None else placed[1],
+        waiting_since=waiting_since,
+        links=links,
+        concurrency_key=key,
+        limit=limit,
+        deferred=deferred,
+        blockers=blockers,
+        swept=job.state in HELD_STATES and _is_swept(ledger, rules),
+    )
+
+
+def _is_swept(ledger: Ledger, rules: RecoveryRules) -> bool:
+    """Return whether a reaper did a round lately, in a worker or elsewhere."""
+    interval_s = rules_of_ledger(ledger.recovery_rules(), rules).check_interval_s
+    return not reaper_is_missing(ledger.fleet().unswept_s, interval_s, ())
 
 
 class Reason(msgspec.Struct, frozen=True):

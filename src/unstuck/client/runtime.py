@@ -30,6 +30,8 @@ class ClientServices:
     wakeups: "WakeupSender"
     watcher: "ResultWatcher"
     operator: "Operator"
+    client_operator: "Operator"
+    """Acts for job handles; events and the audit log name it "client"."""
     feed: "EventFeed"
     no_worker_check: "NoWorkerCheck"
 
@@ -99,7 +101,7 @@ def _make(settings: Settings) -> ClientServices:
     from unstuck.notify.wakeups import WakeupSender
 
     ledger = ready_ledger(settings)
-    operator = Operator(ledger, settings)
+    operator, client_operator = Operator(ledger, settings), Operator(ledger, settings, by="client")
     watcher = ResultWatcher(
         lambda: ledger,
         operator.explain_wait,
@@ -108,7 +110,9 @@ def _make(settings: Settings) -> ClientServices:
     feed, no_worker_check = EventFeed(lambda: ledger), NoWorkerCheck(ledger, ledger_name(settings))
     # It waits for other sessions by itself, and lets other enqueues through meanwhile.
     batcher = EnqueueBatcher(partial(ledger.enqueue, patience_s=0.0))
-    return ClientServices(ledger, batcher, WakeupSender(ledger.notify), watcher, operator, feed, no_worker_check)
+    return ClientServices(
+        ledger, batcher, WakeupSender(ledger.notify), watcher, operator, client_operator, feed, no_worker_check
+    )
 
 
 _runtimes: "weakref.WeakSet[ClientRuntime]" = weakref.WeakSet()

@@ -130,7 +130,7 @@ def entry_view(entry: JournalRecord, values: SharedValues, job_id: int) -> View:
         "seq": entry.seq,
         "kind": entry.kind,
         "name": entry.name,
-        "value": values.view(entry.value, f"app.operator.journal({job_id})"),
+        "value": values.view(entry.value, f"app.ledger.journal({job_id})"),
         "at": instant(entry.at),
         "token": entry.token,
     }
@@ -140,7 +140,7 @@ def signal_view(signal: SignalRecord, values: SharedValues, job_id: int) -> View
     return {
         "number": signal.number,
         "name": signal.name,
-        "value": values.view(signal.value, f"app.operator.signals({job_id})"),
+        "value": values.view(signal.value, f"app.ledger.signals({job_id})"),
         "at": instant(signal.at),
         "by": signal.sent_by,
         "taken_seq": signal.taken_seq,

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictInt, model_validator
 
-from unstuck.client.operator import MAX_REASON_CHARS
+from unstuck.client.operator.workers import MAX_REASON_CHARS
 from unstuck.domain.limits import MAX_CONCURRENCY, MAX_CONCURRENCY_LIMIT, MAX_KEY_CHARS
 from unstuck.domain.states import JobState
 from unstuck.http.schemas import Instant, PolicyView, RequestModel, ResponseModel, Span

@@ -54,7 +54,7 @@ class Services:
         return await anyio.to_thread.run_sync(work, limiter=self._slow)
 
     def operator(self, caller: Caller) -> Operator:
-        """Give the operator's verbs; what is done is written down under the caller's name."""
+        """Return an Operator that acts in the name of the caller."""
         return Operator(self.ledger, self.settings, by=caller.name, via=caller.via)
 
 

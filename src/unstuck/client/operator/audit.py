@@ -1,7 +1,7 @@
-"""The audit log: what operators did, written before it is done, and how it ended.
+"""The audit log: what operators do, written down before it is done, and how it ended.
 
-What was begun and never ended (the process died, the database went away) stays without an outcome: it may have
-happened.
+An action that was begun and never ended (the process died, the database went away) stays without an outcome: it may
+have happened.
 """
 
 import getpass
@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from unstuck.config import Settings
 from unstuck.domain.units import brief
 from unstuck.errors import UnstuckError
 from unstuck.ledger.contract import Ledger
@@ -21,7 +20,7 @@ from unstuck.ledger.contract.workers import WorkerRecord
 MAX_TARGET_CHARS = 300
 MAX_OUTCOME_CHARS = 300
 NAMED = 10
-"""So many jobs are named one by one."""
+"""Number of jobs that an entry names one by one."""
 
 
 @dataclass
@@ -30,25 +29,29 @@ class AuditEntry:
 
 
 class AuditLog:
-    def __init__(self, ledger: Ledger, via: str) -> None:
+    """Write down what one operator does. `via` is the way they came: cli, http, page or python."""
+
+    def __init__(self, ledger: Ledger, by: str, via: str) -> None:
         self._ledger = ledger
         self._via = via
+        self.by = by
+        """The operator's name, as it appears in events and causes."""
 
     @contextmanager
-    def record(self, by: str, verb: str, target: str) -> Iterator[AuditEntry]:
-        """Hold a note open while something is done; whoever does it may say what came of it."""
-        number = self._ledger.begin_audit(_bounded(by), self._via, verb, _bounded(target))
-        note = AuditEntry()
+    def record(self, verb: str, target: str) -> Iterator[AuditEntry]:
+        """Keep an entry open while something is done; the caller may set its outcome."""
+        number = self._ledger.begin_audit(_bounded(self.by), self._via, verb, _bounded(target))
+        entry = AuditEntry()
         try:
-            yield note
+            yield entry
         except BaseException as error:
-            # The first trouble is the one to tell; a note without an end says enough.
+            # The first error is the one to report; an entry without an outcome says enough.
             with suppress(UnstuckError):
                 self._ledger.end_audit(number, _bounded(f"failed: {error or type(error).__name__}", MAX_OUTCOME_CHARS))
             raise
         # It is done: a caller who is told otherwise would do it again.
         with suppress(UnstuckError):
-            self._ledger.end_audit(number, _bounded(note.outcome, MAX_OUTCOME_CHARS))
+            self._ledger.end_audit(number, _bounded(entry.outcome, MAX_OUTCOME_CHARS))
 
 
 def jobs_named(job_ids: Collection[int]) -> str:
@@ -77,25 +80,13 @@ def counted(answers: Iterable[str]) -> str:
 
 
 def _bounded(text: str, limit: int = MAX_TARGET_CHARS) -> str:
-    # No database of ours stores a NUL, and a note must never be the reason that something fails.
+    # No database of ours stores a NUL, and an entry must never be the reason that something fails.
     text = text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-class Verbs:
-    def __init__(self, ledger: Ledger, settings: Settings, by: str | None = None, via: str = "python") -> None:
-        self._ledger = ledger
-        self._settings = settings
-        self._by = by or whoami()
-        self._audit = AuditLog(ledger, via)
-
-    def _ring(self, words: set[str]) -> None:
-        if words:
-            self._ledger.notify(words)
-
-
 def whoami() -> str:
-    """Name the person at this keyboard, as well as the system knows them."""
+    """Return the name of the person at this keyboard, as far as the system knows it."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):

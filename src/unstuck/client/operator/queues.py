@@ -1,16 +1,22 @@
-"""Pause, resume and empty queues."""
+"""Pause, resume and empty queues; limit queues and concurrency keys."""
 
-from unstuck.client.operator.audit import Verbs, queue_named
+from unstuck.client.operator.audit import AuditLog, queue_named
 from unstuck.domain.limits import QueueLimit, check_key, check_limit, limit_in_words
 from unstuck.domain.text import did_you_mean
 from unstuck.errors import UnknownQueue
+from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.queues import KeyRecord, QueueLimitRecord, QueueRecord
 
 
-class QueueVerbs(Verbs):
-    """A part of the operator's verbs."""
+class Queues:
+    """Act on queues, and on the concurrency keys of the jobs in them."""
 
-    def known_queue(self, name: str) -> QueueRecord:
+    def __init__(self, ledger: Ledger, audit: AuditLog) -> None:
+        self._ledger = ledger
+        self._audit = audit
+
+    def get(self, name: str) -> QueueRecord:
+        """Return a queue; raise UnknownQueue if it was never used."""
         queues = self._ledger.queues()
         for queue in queues:
             if queue.name == name:
@@ -19,63 +25,51 @@ class QueueVerbs(Verbs):
         listed = f" Known: {', '.join(sorted(known)[:10])}." if known else " No queue has been used yet."
         raise UnknownQueue(f"There is no queue {name!r}.{did_you_mean(name, known)}{listed}")
 
-    def pause(self, queue: str | None, by: str | None = None) -> list[str]:
-        """Stop handing out jobs of one queue, or of all; give the queues that changed."""
+    def pause(self, queue: str | None) -> list[str]:
+        """Stop handing out jobs of one queue, or of all with None. Return the queues that changed."""
         if queue is not None:
-            self.known_queue(queue)
-        by = by or self._by
-        with self._audit.record(by, "pause", queue_named(queue)) as note:
-            changed = self._ledger.pause(queue, by)
-            note.outcome = f"{len(changed)} paused"
+            self.get(queue)
+        with self._audit.record("pause", queue_named(queue)) as entry:
+            changed = self._ledger.pause(queue, self._audit.by)
+            entry.outcome = f"{len(changed)} paused"
         return changed
 
-    def resume(self, queue: str | None, by: str | None = None) -> list[str]:
+    def resume(self, queue: str | None) -> list[str]:
+        """Hand out jobs of one queue again, or of all with None. Return the queues that changed."""
         if queue is not None:
-            self.known_queue(queue)
-        by = by or self._by
-        with self._audit.record(by, "resume", queue_named(queue)) as note:
-            changed = self._ledger.resume(queue, by)
-            note.outcome = f"{len(changed)} resumed"
-        self._ring({f"queue:{name}" for name in changed})
+            self.get(queue)
+        with self._audit.record("resume", queue_named(queue)) as entry:
+            changed = self._ledger.resume(queue, self._audit.by)
+            entry.outcome = f"{len(changed)} resumed"
+        self._ledger.notify({f"queue:{name}" for name in changed})
         return changed
 
-    def queue_limits(self) -> list[QueueLimitRecord]:
-        """Give the queues that have a limit, with how much of it is in use."""
-        return self._ledger.queue_limits()
+    def purge(self, queue: str) -> int:
+        """Cancel the pending jobs of a queue that have not begun. Return how many."""
+        self.get(queue)
+        with self._audit.record("purge", queue_named(queue)) as entry:
+            cancelled = self._ledger.purge(queue, self._audit.by)
+            entry.outcome = f"{cancelled} cancelled"
+        return cancelled
 
-    def limit_queue(self, queue: str, limit: QueueLimit | None, by: str | None = None) -> QueueLimitRecord | None:
-        """Choose the limit of a queue over what its app declares (an empty one: no limit); None: the app's again."""
-        self.known_queue(queue)
-        by = by or self._by
-        with self._audit.record(by, "limit", queue_named(queue)) as note:
+    def limit(self, queue: str, limit: QueueLimit | None) -> QueueLimitRecord | None:
+        """Set the limit of a queue over what its app declares. An empty limit: none; None: the app's again."""
+        self.get(queue)
+        with self._audit.record("limit", queue_named(queue)) as entry:
             if limit is None:
-                self._ledger.unlimit_queue(queue, by)
-                note.outcome = "as its app says"
+                self._ledger.unlimit_queue(queue, self._audit.by)
+                entry.outcome = "as its app says"
             else:
-                self._ledger.limit_queue(queue, limit, by)
-                note.outcome = limit_in_words(limit)
+                self._ledger.limit_queue(queue, limit, self._audit.by)
+                entry.outcome = limit_in_words(limit)
         return next((one for one in self._ledger.queue_limits() if one.name == queue), None)
 
-    def concurrency_keys(self, key: str | None = None, limit: int = 100) -> list[KeyRecord]:
-        """Give the lines in which somebody stands: who has their places, and how many wait."""
-        return self._ledger.concurrency_keys(key, limit)
-
-    def limit_key(self, key: str, places: int | None, by: str | None = None) -> KeyRecord | None:
-        """Choose how many jobs of a key may be at work at once; None: as its jobs say again."""
+    def limit_key(self, key: str, places: int | None) -> KeyRecord | None:
+        """Set how many jobs with a concurrency key may run at once. None: as its jobs say again."""
         check_key(key, "concurrency_key")
         if places is not None:
             check_limit(places)
-        by = by or self._by
-        with self._audit.record(by, "limit_line", f"key {key!r}") as note:
-            self._ledger.limit_key(key, places, by)
-            note.outcome = "as its jobs say" if places is None else f"{places} at once"
+        with self._audit.record("limit_line", f"key {key!r}") as entry:
+            self._ledger.limit_key(key, places, self._audit.by)
+            entry.outcome = "as its jobs say" if places is None else f"{places} at once"
         return next(iter(self._ledger.concurrency_keys(key)), None)
-
-    def purge(self, queue: str, by: str | None = None) -> int:
-        """Cancel the pending jobs of a queue that have not begun; return how many."""
-        self.known_queue(queue)
-        by = by or self._by
-        with self._audit.record(by, "purge", queue_named(queue)) as note:
-            cancelled = self._ledger.purge(queue, by)
-            note.outcome = f"{cancelled} cancelled"
-        return cancelled

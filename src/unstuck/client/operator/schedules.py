@@ -1,4 +1,4 @@
-"""Look at schedules, stop and start them, run one now, make and remove them."""
+"""Pause, resume, run, create and remove schedules."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,79 +6,63 @@ from typing import Any
 import msgspec
 
 from unstuck.client.enqueue import EnqueueOptions, build_job, check_queue, find_task, load_tasks
-from unstuck.client.operator.audit import Verbs
+from unstuck.client.operator.audit import AuditLog
 from unstuck.client.schedules import DEFAULT_CATCH_UP, definition_of
-from unstuck.client.views import View, schedule_view
+from unstuck.client.views import View, schedule_view, workers_firing
+from unstuck.config import Settings
 from unstuck.domain.policy import decode_policy
 from unstuck.domain.schedules import CatchUp
 from unstuck.domain.text import did_you_mean
 from unstuck.domain.units import Duration
 from unstuck.errors import ConfigError, UnknownSchedule
+from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.schedules import ScheduleRecord, unpack_job
 
-BELL = "schedules"
-"""Rung where a schedule changed: whoever keeps the clock looks at once."""
+TOPIC = "schedules"
+"""Wakes the schedulers, which look at once for what changed."""
 
 
-class ScheduleVerbs(Verbs):
-    """A part of the operator's verbs."""
+class Schedules:
+    """Act on schedules."""
 
-    def schedules(self) -> list[ScheduleRecord]:
-        return self._ledger.schedules()
+    def __init__(self, ledger: Ledger, settings: Settings, audit: AuditLog) -> None:
+        self._ledger = ledger
+        self._settings = settings
+        self._audit = audit
 
-    def schedule_views(self) -> list[View]:
-        """Give every schedule as plain values, with how many living workers would fire it."""
-        workers = self._ledger.workers(living_only=True)
-        return [schedule_view(record, workers) for record in self._ledger.schedules()]
-
-    def schedule(self, name: str) -> ScheduleRecord:
+    def get(self, name: str) -> ScheduleRecord:
+        """Return a schedule; raise UnknownSchedule if there is none of this name."""
         found = {record.name: record for record in self._ledger.schedules()}
         if name not in found:
             listed = f" Known: {', '.join(sorted(found)[:10])}." if found else " There are none yet."
             raise UnknownSchedule(f"There is no schedule {name!r}.{did_you_mean(name, found)}{listed}")
         return found[name]
 
-    def pause_schedule(self, name: str, by: str | None = None) -> bool:
-        """Stop a schedule; what it enqueued runs. False where it was paused already."""
-        return self._set_paused(name, True, by)
+    def views(self) -> list[View]:
+        """Return every schedule as plain values, with the number of living workers that would fire it."""
+        workers = self._ledger.workers(living_only=True)
+        return [schedule_view(record, workers) for record in self._ledger.schedules()]
 
-    def resume_schedule(self, name: str, by: str | None = None) -> bool:
-        """Let a schedule go on with its next tick; those in between are left out."""
-        return self._set_paused(name, False, by)
+    def pause(self, name: str) -> bool:
+        """Stop a schedule; jobs that it enqueued go on. Return False if it was paused already."""
+        return self._set_paused(name, True)
 
-    def _set_paused(self, name: str, paused: bool, by: str | None) -> bool:
-        self.schedule(name)
-        by = by or self._by
-        with self._audit.record(by, "pause" if paused else "resume", f"schedule {name}") as note:
-            changed = self._ledger.pause_schedule(name, paused, by)
-            note.outcome = "done" if changed else "it was so already"
-        self._ring({BELL})
-        return changed
+    def resume(self, name: str) -> bool:
+        """Continue a schedule with its next tick, without the ticks in between. Return False if it was not paused."""
+        return self._set_paused(name, False)
 
-    def run_schedule(self, name: str, by: str | None = None) -> int:
-        """Enqueue its job now, beside its ticks; give the job's id."""
-        record = self.schedule(name)
-        by = by or self._by
-        with self._audit.record(by, "run", f"schedule {name}") as note:
-            who = f"{by} (schedule {name}, run now)"
-            job = msgspec.structs.replace(unpack_job(record.job), enqueued_by=who)
+    def run(self, name: str) -> int:
+        """Enqueue the job of a schedule now, in addition to its ticks. Return the id of the job."""
+        record = self.get(name)
+        with self._audit.record("run", f"schedule {name}") as entry:
+            by = f"{self._audit.by} (schedule {name}, run now)"
+            job = msgspec.structs.replace(unpack_job(record.job), enqueued_by=by)
             job_id = self._ledger.enqueue([job])[0].job_id
-            note.outcome = f"job {job_id}"
-        self._ring({f"queue:{job.queue}"})
+            entry.outcome = f"job {job_id}"
+        self._ledger.notify({f"queue:{job.queue}"})
         return job_id
 
-    def remove_schedule(self, name: str, by: str | None = None) -> int:
-        """Forget a schedule; what it enqueued stays. Gives how many living workers have it in their code: one that is
-        there comes back with the next worker that starts."""
-        record = self.schedule(name)
-        by = by or self._by
-        with self._audit.record(by, "remove", f"schedule {name}"):
-            self._ledger.remove_schedule(name, by)
-        if record.source == "operator":
-            return 0
-        return int(schedule_view(record, self._ledger.workers(living_only=True))["workers"])
-
-    def create_schedule(
+    def create(
         self,
         name: str,
         task: str,
@@ -92,9 +76,8 @@ class ScheduleVerbs(Verbs):
         queue: str | None = None,
         priority: int = 0,
         unique_key: str | None = None,
-        by: str | None = None,
     ) -> ScheduleRecord:
-        """Make a schedule that no code names, or change one that was made so. Every worker fires it."""
+        """Create a schedule that is not in the code of an app, or change one. Every worker fires it."""
         known = find_task(load_tasks(self._ledger), task)
         if queue is not None and queue != known.queue:
             check_queue(queue, {known.queue, *(one.name for one in self._ledger.queues())})
@@ -115,8 +98,26 @@ class ScheduleVerbs(Verbs):
             raise ConfigError(
                 f"Schedule {name!r} stands in the code of an app. Choose another name, or change it there."
             )
-        by = by or self._by
-        with self._audit.record(by, "schedule", f"{name}: {task}, {definition.timing}"):
+        with self._audit.record("schedule", f"{name}: {task}, {definition.timing}"):
             self._ledger.know_schedules([definition], "operator")
-        self._ring({BELL})
-        return self.schedule(name)
+        self._ledger.notify({TOPIC})
+        return self.get(name)
+
+    def remove(self, name: str) -> int:
+        """Remove a schedule; jobs that it enqueued stay. Return how many living workers have it in their code.
+
+        A schedule in the code of an app comes back with the next worker that starts."""
+        record = self.get(name)
+        with self._audit.record("remove", f"schedule {name}"):
+            self._ledger.remove_schedule(name, self._audit.by)
+        if record.source == "operator":
+            return 0
+        return len(workers_firing(record, self._ledger.workers(living_only=True)))
+
+    def _set_paused(self, name: str, paused: bool) -> bool:
+        self.get(name)
+        with self._audit.record("pause" if paused else "resume", f"schedule {name}") as entry:
+            changed = self._ledger.pause_schedule(name, paused, self._audit.by)
+            entry.outcome = "done" if changed else "it was so already"
+        self._ledger.notify({TOPIC})
+        return changed

@@ -1,6 +1,6 @@
-"""Settle by hand what silent workers hold: list it, fail it, or give it back to its queue.
+"""Recover by hand the jobs that silent workers hold: list, fail or requeue them.
 
-The evidence is repeated in every write: a worker that beats in between keeps its jobs.
+The evidence is repeated in every write: a worker whose heartbeat arrives in between keeps its jobs.
 """
 
 from collections import defaultdict
@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from unstuck import logs
-from unstuck.client.operator.audit import Verbs, counted, silence_named
+from unstuck.client.operator.audit import AuditLog, counted, silence_named
 from unstuck.domain.endings import Attempt, Died, Ending, Release, conclude
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.states import LIVE_STATES, JobState, WorkerState
@@ -56,42 +56,55 @@ class _StaleJob(msgspec.Struct, frozen=True):
     past_own_timeout: bool
 
 
-def find_stale(ledger: Ledger, older_than_s: float) -> list[StaleAction]:
-    """Give every held job whose worker missed beats for at least so long, or is suspect or dead."""
-    return [found.report for found in _find(ledger, older_than_s)]
+class StaleJobs:
+    """Act on held jobs whose worker missed heartbeats, is suspect or is dead."""
 
+    def __init__(self, ledger: Ledger, audit: AuditLog) -> None:
+        self._ledger = ledger
+        self._audit = audit
 
-def fail_stale(ledger: Ledger, older_than_s: float | None, by: str) -> list[StaleAction]:
-    """Fail stale RUNNING jobs, whatever their `on_crash` says; give those that were failed.
+    def fail(self, older_than_s: float | None = None) -> list[StaleAction]:
+        """Fail stale RUNNING jobs, whatever their `on_crash` says. Return those that were failed.
 
-    Without `older_than_s` each is judged by its own timeout."""
-    endings = []
-    for found in _find(ledger, older_than_s):
-        if found.held.state is JobState.RUNNING:
-            rule = msgspec.structs.replace(found.policy, on_crash="fail")
-            endings.append((found, conclude(_attempt(found, rule), Died(_cause(found, "failed", by)))))
-    done = _settle(ledger, endings, [])
-    if done:
-        log.warning(f"Failed {len(done)} stale tasks", by=by)
-    return done
+        Without `older_than_s` each is judged by its own timeout."""
+        by = self._audit.by
+        with self._audit.record("fail_stale", silence_named(older_than_s)) as entry:
+            endings = []
+            for found in _find(self._ledger, older_than_s):
+                if found.held.state is JobState.RUNNING:
+                    rule = msgspec.structs.replace(found.policy, on_crash="fail")
+                    endings.append((found, conclude(_attempt(found, rule), Died(_cause(found, "failed", by)))))
+            done = _settle(self._ledger, endings, [])
+            if done:
+                log.warning(f"Failed {len(done)} stale tasks", by=by)
+            entry.outcome = counted(action.action for action in done)
+        return done
 
+    def requeue(self, older_than_s: float | None = None) -> list[StaleAction]:
+        """Requeue stale CLAIMED jobs. Return those that were moved.
 
-def requeue_stale(ledger: Ledger, older_than_s: float | None, by: str) -> list[StaleAction]:
-    """Give stale CLAIMED jobs back to their queues; give those that moved.
+        User code of a claimed job never ran, so this is always safe and spends no attempt. A stale RUNNING job is
+        requeued only if its policy says `on_crash="retry"` and its own timeout has passed."""
+        by = self._audit.by
+        with self._audit.record("requeue_stale", silence_named(older_than_s)) as entry:
+            endings, releases = [], []
+            for found in _find(self._ledger, older_than_s):
+                if found.held.state is JobState.CLAIMED:
+                    message = f"Task re-queued due to stale worker: {found.held.worker_id}"
+                    releases.append((found, Release(found.held.job_id, found.held.token, "requeued", message)))
+                elif found.policy.on_crash == "retry" and found.past_own_timeout:
+                    death = Died(_cause(found, "re-queued", by))
+                    endings.append((found, conclude(_attempt(found, found.policy), death)))
+            done = _settle(self._ledger, endings, releases)
+            if done:
+                log.warning(f"Re-queued {len(done)} stale tasks", by=by)
+            entry.outcome = counted(action.action for action in done)
+        return done
 
-    User code of a claimed job never ran, so this is always safe and spends no attempt. A stale RUNNING job goes
-    back only where its owner said `on_crash="retry"` and its own timeout has passed; the others are left alone."""
-    endings, releases = [], []
-    for found in _find(ledger, older_than_s):
-        if found.held.state is JobState.CLAIMED:
-            message = f"Task re-queued due to stale worker: {found.held.worker_id}"
-            releases.append((found, Release(found.held.job_id, found.held.token, "requeued", message)))
-        elif found.policy.on_crash == "retry" and found.past_own_timeout:
-            endings.append((found, conclude(_attempt(found, found.policy), Died(_cause(found, "re-queued", by)))))
-    done = _settle(ledger, endings, releases)
-    if done:
-        log.warning(f"Re-queued {len(done)} stale tasks", by=by)
-    return done
+    # The last method: below it, `list` in an annotation would mean this one.
+    def list(self, older_than_s: float = 0.0) -> list[StaleAction]:
+        """Return held jobs whose worker has been silent for at least this time, or is suspect or dead."""
+        return [found.report for found in _find(self._ledger, older_than_s)]
 
 
 def _find(ledger: Ledger, older_than_s: float | None) -> list[_StaleJob]:
@@ -198,28 +211,3 @@ def _reports(
         for found, write in pairs
         if (write.job_id, write.token) in written
     ]
-
-
-class StaleVerbs(Verbs):
-    """A part of the operator's verbs."""
-
-    def stale(self, older_than_s: float = 0.0) -> list[StaleAction]:
-        """List held jobs whose worker missed beats for at least so long, or is suspect or dead."""
-        return find_stale(self._ledger, older_than_s)
-
-    def fail_stale(self, older_than_s: float | None = None, by: str | None = None) -> list[StaleAction]:
-        """Fail stale running jobs; without a threshold each by its own timeout. Gives what was done."""
-        by = by or self._by
-        with self._audit.record(by, "fail_stale", silence_named(older_than_s)) as note:
-            actions = fail_stale(self._ledger, older_than_s, by)
-            note.outcome = counted(action.action for action in actions)
-        return actions
-
-    def requeue_stale(self, older_than_s: float | None = None, by: str | None = None) -> list[StaleAction]:
-        """Give stale claimed jobs back to their queues (and running ones where `on_crash="retry"` and their own
-        timeout has passed). Gives what was done."""
-        by = by or self._by
-        with self._audit.record(by, "requeue_stale", silence_named(older_than_s)) as note:
-            actions = requeue_stale(self._ledger, older_than_s, by)
-            note.outcome = counted(action.action for action in actions)
-        return actions

@@ -51,11 +51,11 @@ class WorkflowRun(Job[Any]):
 
     def retry(self) -> bool:
         """Take it up again from what failed, was cancelled or is paused; False where there is nothing to take up."""
-        return self._runtime.services().operator.retry_workflow(self.id, by="client")
+        return self._runtime.services().client_operator.workflows.retry(self.id)
 
     def resume(self) -> bool:
         """Go on past what is paused: those who depend on it get its error. False where it is not paused."""
-        return self._runtime.services().operator.resume_workflow(self.id, by="client")
+        return self._runtime.services().client_operator.workflows.resume(self.id)
 
 
 R = TypeVar("R")

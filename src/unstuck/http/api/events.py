@@ -90,7 +90,7 @@ def _open(
     gather_s: float,
 ) -> EventSource:
     if job is not None:
-        services.runtime.services().operator.job(
+        services.runtime.services().operator.jobs.get(
             job
         )  # So that a job that does not exist is a 404, and no endless silence.
         return JobSubscription(lambda: services.ledger, job, kinds, cursor)

@@ -12,7 +12,8 @@ from starlette.concurrency import run_in_threadpool
 
 from unstuck import failpoints
 from unstuck.client import views
-from unstuck.client.operator import CANCELLED_BY_DEFAULT, EVENTS_SHOWN, PAGE, RETRIED_BY_DEFAULT, Operator
+from unstuck.client.operator import Operator
+from unstuck.client.operator.jobs import CANCELLED_BY_DEFAULT, EVENTS_SHOWN, PAGE, RETRIED_BY_DEFAULT
 from unstuck.client.why.story import story_view
 from unstuck.domain import payload
 from unstuck.domain.api_tokens import Caller, Scope
@@ -76,11 +77,11 @@ def jobs(
         error=error.upper() if error is not None else None,
         older_than_s=_age_s(older_than, "older_than"),
         newer_than_s=_age_s(newer_than, "newer_than"),
-        worker_id=operator.find_worker(worker).id if worker is not None else None,
+        worker_id=operator.workers.find(worker).id if worker is not None else None,
         before_id=before,
         limit=limit,
     )
-    found = operator.search(where)
+    found = operator.jobs.search(where)
     return json_response({"jobs": [views.job_summary(job) for job in found.jobs], "next": found.before_id})
 
 
@@ -89,7 +90,7 @@ def cancel_many(body: BulkBody, services: ServicesDep, caller: Operating) -> Res
     """By number, or all that match: without `state` those that have not ended. Newest first, `limit` at a time."""
     operator = services.operator(caller)
     ids, more = _chosen(operator, body, CANCELLED_BY_DEFAULT)
-    return bulk(ids, more, body.dry_run, operator.cancel)
+    return bulk(ids, more, body.dry_run, operator.jobs.cancel)
 
 
 @list_router.post("/jobs/retry", summary="Run many finished jobs again", response_model=BulkAnswer)
@@ -97,7 +98,7 @@ def retry_many(body: BulkBody, services: ServicesDep, caller: Operating) -> Resp
     """By number, or all that match: without `state` those that failed or are quarantined."""
     operator = services.operator(caller)
     ids, more = _chosen(operator, body, RETRIED_BY_DEFAULT)
-    return bulk(ids, more, body.dry_run, operator.retry)
+    return bulk(ids, more, body.dry_run, operator.jobs.retry)
 
 
 @list_router.post("/prune", summary="Remove finished jobs now", response_model=Pruned, tags=["care"])
@@ -105,7 +106,9 @@ def prune(services: ServicesDep, caller: Operating, body: PruneBody | None = Non
     """The reaper does it by itself by retention."""
     asked = body or PruneBody()
     age_s = None if asked.older_than is None else seconds(asked.older_than, "older_than")
-    return json_response({"pruned": services.operator(caller).prune(age_s, [JobState(state) for state in asked.state])})
+    return json_response(
+        {"pruned": services.operator(caller).jobs.prune(age_s, [JobState(state) for state in asked.state])}
+    )
 
 
 def bulk(ids: list[int], more: bool, dry_run: bool, act: Callable[[Collection[int]], dict[int, str]]) -> Response:
@@ -125,7 +128,7 @@ def bulk(ids: list[int], more: bool, dry_run: bool, act: Callable[[Collection[in
 def first_matching(operator: Operator, where: JobFilter, limit: int) -> tuple[list[int], bool]:
     """Give the newest `limit` that match, and whether there are more."""
     # All of them before anything is done: what is done changes what matches.
-    ids = list(itertools.islice(operator.matching(where), limit + 1))
+    ids = list(itertools.islice(operator.jobs.matching(where), limit + 1))
     return ids[:limit], len(ids) > limit
 
 
@@ -145,7 +148,7 @@ def _filter(operator: Operator, where: Where) -> JobFilter:
         error=where.error.upper() if where.error is not None else None,
         older_than_s=None if where.older_than is None else seconds(where.older_than, "older_than"),
         newer_than_s=None if where.newer_than is None else seconds(where.newer_than, "newer_than"),
-        worker_id=operator.find_worker(where.worker).id if where.worker is not None else None,
+        worker_id=operator.workers.find(where.worker).id if where.worker is not None else None,
     )
 
 
@@ -175,7 +178,7 @@ Changer = Annotated[Caller, Depends(RequiresJob(Scope.OPERATE))]
 @router.get("", summary="All of a job", response_model=JobDetail)
 def show(job_id: JobId, services: ServicesDep, caller: Reader) -> Response:
     """State, call, result or error, every attempt and event, progress, and why it waits if it waits."""
-    return json_response(services.operator(caller).job_view(job_id))
+    return json_response(services.operator(caller).jobs.detail(job_id))
 
 
 @router.get(
@@ -221,7 +224,7 @@ async def _ended(watcher: ResultWatcher, job_id: int, wait_s: float) -> None:
 def _result_now(services: Services, caller: Caller, job_id: int) -> Response:
     """Answer with what is there. The job is read and its answer made in one go: many may end at the same moment."""
     operator = services.operator(caller)
-    record = operator.job(job_id)
+    record = operator.jobs.get(job_id)
     view: views.View = {"id": record.id, "state": record.state.value}
     if record.state in FINAL_STATES:
         result = {"result": views.whole_result(record), "error": views.error_view(record.error)}
@@ -246,7 +249,7 @@ async def doctor(job_id: JobId, services: ServicesDep, caller: Reader) -> Respon
 @router.get("/logs", summary="What a job printed, attempt by attempt", response_model=list[OutputView])
 def logs(job_id: JobId, services: ServicesDep, caller: Reader) -> Response:
     """Output is handed in when an attempt ends."""
-    return json_response([views.output_view(output) for output in services.operator(caller).outputs(job_id)])
+    return json_response([views.output_view(output) for output in services.operator(caller).jobs.outputs(job_id)])
 
 
 @router.get("/events", summary="The history of a job, oldest first", response_model=list[EventView])
@@ -259,7 +262,7 @@ def events(
     ] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE)] = EVENTS_SHOWN,
 ) -> Response:
-    services.operator(caller).job(job_id)
+    services.operator(caller).jobs.get(job_id)
     return json_response(
         [views.event_view(event) for event in services.ledger.events(job_id=job_id, after_id=after, limit=limit)]
     )
@@ -268,7 +271,7 @@ def events(
 @router.post("/cancel", summary="Cancel a job", response_model=JobAnswer)
 def cancel(job_id: JobId, services: ServicesDep, caller: Changer) -> Response:
     """`cancelled`, or `requested` where it runs: its worker is told and ends it. 409 where it has ended already."""
-    said = services.operator(caller).cancel([job_id])[job_id]
+    said = services.operator(caller).jobs.cancel([job_id])[job_id]
     return _said(services.operator(caller), job_id, said, {"cancelled", "requested"})
 
 
@@ -276,14 +279,14 @@ def cancel(job_id: JobId, services: ServicesDep, caller: Changer) -> Response:
 def signal(job_id: JobId, body: SignalBody, services: ServicesDep, caller: Changer) -> Response:
     """`woken` where it waited for this signal, `kept` until it does. 409 where it has ended, or too many wait."""
     value = payload.encode(body.value, f"The value of signal {body.name!r}", services.settings.max_payload_bytes)
-    said = services.operator(caller).signal(job_id, body.name, value)
+    said = services.operator(caller).jobs.signal(job_id, body.name, value)
     return json_response({"id": job_id, "name": body.name, "answer": said})
 
 
 @router.post("/retry", summary="Run a finished job again, with fresh counters", response_model=JobAnswer)
 def retry(job_id: JobId, services: ServicesDep, caller: Changer) -> Response:
     """`queued`. 409 where it has not ended, succeeded, or its unique key is in use by another."""
-    said = services.operator(caller).retry([job_id])[job_id]
+    said = services.operator(caller).jobs.retry([job_id])[job_id]
     return _said(services.operator(caller), job_id, said, {"queued"})
 
 
@@ -297,10 +300,10 @@ async def stack(
     """Its worker has the stacks of its process written down, and it goes on undisturbed. 409 where it does not run, or
     its worker does not answer: one in another language does not."""
     operator = services.operator(caller)
-    told = await services.run_slow(lambda: operator.stack(job_id, wait))
+    told = await services.run_slow(lambda: operator.jobs.stack(job_id, wait))
     if told is not None:
         return json_response(views.event_view(told))
-    record = await run_in_threadpool(operator.job, job_id)
+    record = await run_in_threadpool(operator.jobs.get, job_id)
     if record.state is not JobState.RUNNING:
         raise Problem(409, "not_running", f"Job {job_id} is {record.state.value}: only one that runs has a stack.")
     raise Problem(409, "no_answer", f"The worker of job {job_id} did not answer within {wait:g}s.", cure=NO_ANSWER)
@@ -317,5 +320,5 @@ _WHY_NOT = {
 def _said(operator: Operator, job_id: int, said: str, good: set[str]) -> Response:
     if said in good:
         return json_response({"id": job_id, "answer": said})
-    state = operator.job(job_id).state.value
+    state = operator.jobs.get(job_id).state.value
     raise Problem(409, said, f"Nothing was done to job {job_id}: {_WHY_NOT[said]}.", state=state)

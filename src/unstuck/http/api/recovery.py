@@ -4,8 +4,7 @@ from typing import Annotated
 
 from fastapi import Depends, Query, Response
 
-from unstuck.client.operator import PAGE
-from unstuck.client.operator.jobs import quarantined_view
+from unstuck.client.operator.jobs import PAGE, quarantined_view
 from unstuck.domain.api_tokens import Caller, Scope
 from unstuck.domain.units import seconds
 from unstuck.http.auth.callers import Requires
@@ -26,19 +25,19 @@ def stale(
     caller: Reader,
     older_than: Annotated[str, Query(description="Of workers silent for at least so long: `10m`, or seconds.")] = "0",
 ) -> Response:
-    return json_response(services.operator(caller).stale(seconds(older_than, "older_than")))
+    return json_response(services.operator(caller).stale.list(seconds(older_than, "older_than")))
 
 
 @stale_router.post("/fail", summary="Fail stale running jobs as WORKER_CRASHED", response_model=list[StaleView])
 def fail(services: ServicesDep, caller: Operating, body: StaleBody | None = None) -> Response:
     """Whatever their `on_crash`. Gives what was done; a worker that beats in between keeps its jobs."""
-    return json_response(services.operator(caller).fail_stale(_threshold_s(body)))
+    return json_response(services.operator(caller).stale.fail(_threshold_s(body)))
 
 
 @stale_router.post("/requeue", summary="Give stale claimed jobs back to their queues", response_model=list[StaleView])
 def requeue(services: ServicesDep, caller: Operating, body: StaleBody | None = None) -> Response:
     """Also running ones with `on_crash="retry"` whose own timeout has passed. Gives what was done."""
-    return json_response(services.operator(caller).requeue_stale(_threshold_s(body)))
+    return json_response(services.operator(caller).stale.requeue(_threshold_s(body)))
 
 
 def _threshold_s(body: StaleBody | None) -> float | None:
@@ -57,4 +56,4 @@ def quarantine(
     task: str | None = None,
     limit: Annotated[int, Query(ge=1, le=PAGE)] = 100,
 ) -> Response:
-    return json_response([quarantined_view(job) for job in services.operator(caller).quarantined(task, limit)])
+    return json_response([quarantined_view(job) for job in services.operator(caller).jobs.quarantined(task, limit)])

@@ -59,13 +59,13 @@ def disable(worker: Who, services: ServicesDep, caller: Operating, body: ReasonB
     """It finishes what it runs, lives on, and can be enabled."""
     operator = services.operator(caller)
     _living(operator, worker)
-    record, unserved = operator.disable_worker(worker, (body or ReasonBody()).reason)
+    record, unserved = operator.workers.disable(worker, (body or ReasonBody()).reason)
     return _switched_off([record], None, unserved)
 
 
 @operator_router.post("/workers/{worker}/enable", summary="Let a worker take jobs again", response_model=SwitchedOn)
 def enable(worker: Who, services: ServicesDep, caller: Operating) -> Response:
-    record, changed = services.operator(caller).enable_worker(worker)
+    record, changed = services.operator(caller).workers.enable(worker)
     still = views.disabled_view(record.disabled)
     return json_response({"workers": [record.id], "host": None, "changed": changed, "disabled": still})
 
@@ -75,7 +75,7 @@ def enable(worker: Who, services: ServicesDep, caller: Operating) -> Response:
 )
 def disable_host(host: HostName, services: ServicesDep, caller: Operating, body: ReasonBody | None = None) -> Response:
     """Also workers that are started there later."""
-    here, unserved = services.operator(caller).disable_host(host, (body or ReasonBody()).reason)
+    here, unserved = services.operator(caller).workers.disable_host(host, (body or ReasonBody()).reason)
     return _switched_off(here, host, unserved)
 
 
@@ -83,7 +83,7 @@ def disable_host(host: HostName, services: ServicesDep, caller: Operating, body:
     "/hosts/{host}/enable", summary="Let the workers of a host take jobs again", response_model=SwitchedOn
 )
 def enable_host(host: HostName, services: ServicesDep, caller: Operating) -> Response:
-    here, changed = services.operator(caller).enable_host(host)
+    here, changed = services.operator(caller).workers.enable_host(host)
     return json_response(
         {"workers": [worker.id for worker in here], "host": host, "changed": changed, "disabled": None}
     )
@@ -92,12 +92,12 @@ def enable_host(host: HostName, services: ServicesDep, caller: Operating) -> Res
 def ask(operator: Operator, who: str, what: Literal["drain", "stop"]) -> Response:
     """Ask a living worker to go; the worker itself may ask to be drained too, see `workers`."""
     _living(operator, who)
-    worker = operator.ask_worker(who, what)
+    worker = operator.workers.stop(who) if what == "stop" else operator.workers.drain(who)
     return json_response({"id": worker.id, "name": worker.name, "request": what})
 
 
 def _living(operator: Operator, who: str) -> None:
-    worker = operator.find_worker(who)
+    worker = operator.workers.find(who)
     if worker.state not in LIVE_STATES:
         said = f"Worker {worker.name} ({worker.id}) is {worker.state}: there is nobody to ask."
         raise Problem(409, "worker_gone", said, state=worker.state.value)
@@ -155,7 +155,7 @@ def workers(
     """Oldest first. If there are more than `limit`, the header `Link` (`rel="next"`) leads to the next page."""
     wanted = {_state(word) for given in state or () for word in given.split(",")}
     living_only = bool(wanted) and wanted <= LIVE_STATES
-    every = services.operator(caller).workers(living_only and after is None)
+    every = services.ledger.workers(living_only and after is None)
     start = 0 if after is None else _place_behind(every, after)
     found = [worker for worker in every[start:] if not wanted or worker.state in wanted]
     headers = {}
@@ -167,7 +167,7 @@ def workers(
 
 @router.get("/api/v1/workers/{worker}", summary="One worker, by id, name or the beginning of its id")
 def worker(worker: str, services: ServicesDep, caller: Reading) -> dict[str, Any]:
-    return worker_view(services.operator(caller).find_worker(worker))
+    return worker_view(services.operator(caller).workers.find(worker))
 
 
 @router.post("/api/v1/workers", response_model=Registered, status_code=201, summary="Register a worker")
@@ -292,7 +292,7 @@ def _drain(service: WorkerService, who: str, caller: Caller) -> Response:
         raise worker_gone_problem(record)
     if record.owner != caller.token_id or caller.token_id is None:
         # Somebody else than the worker itself, or perhaps so: an operator, whose deeds are written down.
-        service.services.operator(caller).ask_worker(record.id, "drain")
+        service.services.operator(caller).workers.drain(record.id)
     service.ledger.drain(record.id)
     service.ledger.notify({f"worker:{record.id}"})
     return json_response({"id": record.id, "name": record.name, "request": "drain"})

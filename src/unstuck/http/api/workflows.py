@@ -7,7 +7,8 @@ import msgspec
 from fastapi import Depends, Query, Response
 
 from unstuck.client.enqueue import load_tasks
-from unstuck.client.operator import PAGE, Operator
+from unstuck.client.operator import Operator
+from unstuck.client.operator.jobs import PAGE
 from unstuck.client.views import workflow_summary, workflow_view
 from unstuck.client.workflows.builder import refuse_key_of_job
 from unstuck.client.workflows.description import NodeDescription, build
@@ -48,7 +49,7 @@ def workflows(
     limit: Annotated[int, Query(ge=1, le=PAGE)] = 100,
 ) -> Response:
     """Without their nodes, but with how many of them are in which state."""
-    found = services.operator(caller).workflows(None if state is None else state.value, before, limit + 1)
+    found = services.ledger.workflows(None if state is None else state.value, before, limit + 1)
     next_before = found[limit - 1].id if len(found) > limit else None
     return json_response({"workflows": [workflow_summary(one) for one in found[:limit]], "next": next_before})
 
@@ -115,34 +116,34 @@ def described(nodes: Sequence[NewNodeBody]) -> list[NodeDescription]:
 @router.get("/{job_id}", summary="A workflow with its nodes", response_model=WorkflowView)
 def show(job_id: JobId, services: ServicesDep, caller: Onlooker) -> Response:
     """Nodes in order of dependency, who waits for whom, what failed, and what can be done."""
-    return json_response(workflow_view(services.operator(caller).known_workflow(job_id)))
+    return json_response(workflow_view(services.operator(caller).workflows.get(job_id)))
 
 
 @router.post("/{job_id}/retry", summary="Take a workflow up again from what failed", response_model=WorkflowAnswer)
 def retry(job_id: JobId, services: ServicesDep, caller: Changer) -> Response:
     """What succeeded is kept. 409 where it goes on, or succeeded."""
     operator = services.operator(caller)
-    operator.known_workflow(job_id)
-    return _said(operator, job_id, operator.retry_workflow(job_id), "retried")
+    operator.workflows.get(job_id)
+    return _said(operator, job_id, operator.workflows.retry(job_id), "retried")
 
 
 @router.post("/{job_id}/resume", summary="Go on past what is paused", response_model=WorkflowAnswer)
 def resume(job_id: JobId, services: ServicesDep, caller: Changer) -> Response:
     """Those who depend on what failed get its error. 409 where it is not paused."""
     operator = services.operator(caller)
-    operator.known_workflow(job_id)
-    return _said(operator, job_id, operator.resume_workflow(job_id), "resumed")
+    operator.workflows.get(job_id)
+    return _said(operator, job_id, operator.workflows.resume(job_id), "resumed")
 
 
 @router.post("/{job_id}/cancel", summary="Give a workflow up", response_model=WorkflowAnswer)
 def cancel(job_id: JobId, services: ServicesDep, caller: Changer) -> Response:
     """What was not begun is cancelled, what runs is told to stop. 409 where it has ended already."""
     operator = services.operator(caller)
-    return _said(operator, job_id, operator.cancel_workflow(job_id), "cancelled")
+    return _said(operator, job_id, operator.workflows.cancel(job_id), "cancelled")
 
 
 def _said(operator: Operator, workflow_id: int, done: bool, word: str) -> Response:
     if done:
         return json_response({"id": workflow_id, "answer": word})
-    state = operator.known_workflow(workflow_id).state.value
+    state = operator.workflows.get(workflow_id).state.value
     raise Problem(409, f"not_{word}", f"Nothing was done to workflow {workflow_id}: it is {state}.", state=state)

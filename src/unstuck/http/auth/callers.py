@@ -89,7 +89,7 @@ def _is_own(services: Services, caller: Caller, job_id: int) -> bool:
     if Scope.ENQUEUE not in caller.scopes or caller.token_id is None:
         return False
     try:
-        return services.operator(caller).job(job_id).enqueued_by == mark_of(caller)
+        return services.operator(caller).jobs.get(job_id).enqueued_by == mark_of(caller)
     except JobNotFound:
         # Whoever may not look must not learn which numbers there are.
         return False

@@ -10,7 +10,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
 from starlette.responses import Response
 
-from unstuck.client.operator import CANCELLED_BY_DEFAULT, MAX_JOB_ID, RETRIED_BY_DEFAULT, Operator
+from unstuck.client.operator import Operator
+from unstuck.client.operator.jobs import CANCELLED_BY_DEFAULT, MAX_JOB_ID, RETRIED_BY_DEFAULT
 from unstuck.domain.api_tokens import Caller, Scope
 from unstuck.domain.limits import limit_in_words, read_limit
 from unstuck.domain.states import FINAL_STATES, JobState
@@ -51,19 +52,19 @@ def _limit_queue(operator: Operator, form: FormData) -> tuple[rendering.Level, s
     limit = read_limit(_whole(form, "concurrency"), text(form, "rate") or None)
     if not limit:
         return "warning", "Say how many at once, or a rate, or both."
-    operator.limit_queue(queue, limit)
+    operator.queues.limit(queue, limit)
     return "good", f"Queue {queue!r}: {limit_in_words(limit)}."
 
 
 def _free_queue(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
     queue = text(form, "queue")
-    operator.limit_queue(queue, read_limit(None, None))
+    operator.queues.limit(queue, read_limit(None, None))
     return "good", f"Queue {queue!r} has no limit, whatever its app says."
 
 
 def _limit_as_declared(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
     queue = text(form, "queue")
-    operator.limit_queue(queue, None)
+    operator.queues.limit(queue, None)
     return "good", f"Queue {queue!r} takes its limit from its app again, with the next worker that starts."
 
 
@@ -71,7 +72,7 @@ def _limit_key(operator: Operator, form: FormData) -> tuple[rendering.Level, str
     key, places = text(form, "line"), _whole(form, "places")
     if places is None:
         return "warning", "Say how many of the key may be at work at once."
-    operator.limit_key(key, places)
+    operator.queues.limit_key(key, places)
     return "good", f"Line {key!r}: {count(places, 'job')} at once."
 
 
@@ -79,7 +80,7 @@ def _key_as_enqueued(operator: Operator, form: FormData) -> tuple[rendering.Leve
     # Not trimmed: a key may begin or end with a space, and the button carries it as it is.
     given = form.get("line")
     key = given if isinstance(given, str) else ""
-    operator.limit_key(key, None)
+    operator.queues.limit_key(key, None)
     return "good", f"Line {key!r} takes its limit from what is enqueued."
 
 
@@ -101,24 +102,24 @@ LIMIT_CONFIRMATIONS: dict[str, Confirmation] = {
 
 def _pause_schedule(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
     name = text(form, "schedule")
-    changed = operator.pause_schedule(name)
+    changed = operator.schedules.pause(name)
     return "good", f"Schedule {name!r} is paused." if changed else f"Schedule {name!r} was paused already."
 
 
 def _resume_schedule(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
     name = text(form, "schedule")
-    changed = operator.resume_schedule(name)
+    changed = operator.schedules.resume(name)
     return "good", f"Schedule {name!r} goes on with its next tick." if changed else f"Schedule {name!r} was not paused."
 
 
 def _run_schedule(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
     name = text(form, "schedule")
-    return "good", f"Schedule {name!r} runs now, beside its ticks: job {operator.run_schedule(name)}."
+    return "good", f"Schedule {name!r} runs now, beside its ticks: job {operator.schedules.run(name)}."
 
 
 def _remove_schedule(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
     name = text(form, "schedule")
-    if operator.remove_schedule(name):
+    if operator.schedules.remove(name):
         return "warning", (
             f"Schedule {name!r} is removed. It still stands in the code of living workers, and comes back when one "
             "starts: take it out."
@@ -252,16 +253,16 @@ def _tell(answers: dict[int, str]) -> tuple[rendering.Level, str]:
 
 
 def _retry(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
-    return _tell(operator.retry(_job_ids(form)))
+    return _tell(operator.jobs.retry(_job_ids(form)))
 
 
 def _cancel(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
-    return _tell(operator.cancel(_job_ids(form)))
+    return _tell(operator.jobs.cancel(_job_ids(form)))
 
 
 def _stack(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
     ids = _job_ids(form)
-    if not ids or not operator.ask_stack(ids[0]):
+    if not ids or not operator.jobs.ask_stack(ids[0]):
         return "warning", "Only what runs has a stack."
     return "good", "Its worker was asked where the job stands; the stack appears below in a moment."
 
@@ -271,7 +272,7 @@ def _matching(operator: Operator, form: FormData, default: tuple[JobState, ...])
     found: list[int] = []
     more = ""
     chosen = where if where.states else msgspec.structs.replace(where, states=default)
-    for job_id in operator.matching(chosen):
+    for job_id in operator.jobs.matching(chosen):
         if len(found) == MAX_MATCHING:
             more = f" There are more: one press moves at most {MAX_MATCHING:,}."
             break
@@ -281,19 +282,19 @@ def _matching(operator: Operator, form: FormData, default: tuple[JobState, ...])
 
 def _retry_matching(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
     found, more = _matching(operator, form, RETRIED_BY_DEFAULT)
-    level, said = _tell(operator.retry(found)) if found else ("warning", "No jobs match.")
+    level, said = _tell(operator.jobs.retry(found)) if found else ("warning", "No jobs match.")
     return level, said + more
 
 
 def _cancel_matching(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
     found, more = _matching(operator, form, CANCELLED_BY_DEFAULT)
-    level, said = _tell(operator.cancel(found)) if found else ("warning", "No jobs match.")
+    level, said = _tell(operator.jobs.cancel(found)) if found else ("warning", "No jobs match.")
     return level, said + more
 
 
 def _prune(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
     states = [JobState(state) for state in _asked(form).state if JobState(state) in FINAL_STATES]
-    removed = operator.prune(_age_s(form), states)
+    removed = operator.jobs.prune(_age_s(form), states)
     return "good", f"Removed {count(removed, 'finished job')}."
 
 
@@ -306,22 +307,22 @@ def _workflow_id(form: FormData) -> int:
 
 
 def _retry_workflow(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
-    found = operator.known_workflow(_workflow_id(form))
-    if operator.retry_workflow(found.id):
+    found = operator.workflows.get(_workflow_id(form))
+    if operator.workflows.retry(found.id):
         return "good", f"Workflow {found.id} goes on from what failed."
     return "warning", f"Workflow {found.id} is {found.state}: there is nothing to take up."
 
 
 def _resume_workflow(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
-    found = operator.known_workflow(_workflow_id(form))
-    if operator.resume_workflow(found.id):
+    found = operator.workflows.get(_workflow_id(form))
+    if operator.workflows.resume(found.id):
         return "good", f"Workflow {found.id} goes on past what failed."
     return "warning", f"Workflow {found.id} is {found.state}, not paused."
 
 
 def _cancel_workflow(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
-    found = operator.known_workflow(_workflow_id(form))
-    if operator.cancel_workflow(found.id):
+    found = operator.workflows.get(_workflow_id(form))
+    if operator.workflows.cancel(found.id):
         return "good", f"Workflow {found.id} is cancelled; what runs of it is told to stop."
     return "warning", f"Workflow {found.id} had ended already: {found.state}."
 
@@ -330,40 +331,40 @@ def _cancel_workflow(operator: Operator, form: FormData) -> tuple[rendering.Leve
 
 
 def _pause(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
-    changed = operator.pause(text(form, "queue") or None)
+    changed = operator.queues.pause(text(form, "queue") or None)
     return "good", f"Paused: {', '.join(sorted(changed))}." if changed else "Paused already."
 
 
 def _resume(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
-    changed = operator.resume(text(form, "queue") or None)
+    changed = operator.queues.resume(text(form, "queue") or None)
     return "good", f"Resumed: {', '.join(sorted(changed))}." if changed else "Nothing was paused."
 
 
 def _purge(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
     queue = text(form, "queue")
-    return "good", f"Cancelled {count(operator.purge(queue), 'pending job')} of queue {queue!r}."
+    return "good", f"Cancelled {count(operator.queues.purge(queue), 'pending job')} of queue {queue!r}."
 
 
 # Workers --------------------------------------------------------------------------------------
 
 
 def _drain(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
-    worker = operator.ask_worker(text(form, "worker"), "drain")
+    worker = operator.workers.drain(text(form, "worker"))
     return "good", f"Worker {worker.name} was asked to drain: it finishes what it runs and exits."
 
 
 def _stop(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
-    worker = operator.ask_worker(text(form, "worker"), "stop")
+    worker = operator.workers.stop(text(form, "worker"))
     return "good", f"Worker {worker.name} was asked to stop: it exits within its grace."
 
 
 def _disable(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
-    worker, alone = operator.disable_worker(text(form, "worker"), text(form, "reason") or "disabled on the page")
+    worker, alone = operator.workers.disable(text(form, "worker"), text(form, "reason") or "disabled on the page")
     return _switched_off(f"Worker {worker.name} is disabled: it finishes what it runs and claims nothing.", alone)
 
 
 def _enable(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
-    worker, changed = operator.enable_worker(text(form, "worker"))
+    worker, changed = operator.workers.enable(text(form, "worker"))
     if worker.disabled is not None:
         return "warning", f"Worker {worker.name} stays disabled: its host is. Enable the host."
     return "good", f"Worker {worker.name} is enabled." if changed else f"Worker {worker.name} was enabled already."
@@ -371,13 +372,13 @@ def _enable(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
 
 def _disable_host(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
     host = text(form, "host")
-    workers, alone = operator.disable_host(host, text(form, "reason") or "disabled on the page")
+    workers, alone = operator.workers.disable_host(host, text(form, "reason") or "disabled on the page")
     return _switched_off(f"Host {host} is disabled, with {count(len(workers), 'living worker')}.", alone)
 
 
 def _enable_host(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
     host = text(form, "host")
-    workers, changed = operator.enable_host(host)
+    workers, changed = operator.workers.enable_host(host)
     if not changed:
         return "warning", f"Host {host} was not disabled."
     return "good", f"Host {host} is enabled, with {count(len(workers), 'living worker')}."
@@ -393,11 +394,11 @@ def _switched_off(said: str, alone: set[str]) -> tuple[rendering.Level, str]:
 
 
 def _fail_stale(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
-    return "good", f"Failed {count(len(operator.fail_stale(_age_s(form))), 'stale job')}."
+    return "good", f"Failed {count(len(operator.stale.fail(_age_s(form))), 'stale job')}."
 
 
 def _requeue_stale(operator: Operator, form: FormData) -> tuple[rendering.Level, str]:
-    return "good", f"Gave back {count(len(operator.requeue_stale(_age_s(form))), 'stale job')}."
+    return "good", f"Gave back {count(len(operator.stale.requeue(_age_s(form))), 'stale job')}."
 
 
 ACTIONS: dict[str, Action] = {

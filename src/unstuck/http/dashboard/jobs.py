@@ -9,8 +9,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.responses import Response
 
 from unstuck.client import views
-from unstuck.client.operator import MAX_JOB_ID, Seen
-from unstuck.client.operator.jobs import JobPage
+from unstuck.client.operator.jobs import MAX_JOB_ID, JobPage
 from unstuck.client.why.autopsies import brief_cause
 from unstuck.domain.api_tokens import Caller, Scope
 from unstuck.domain.autopsy import Autopsy
@@ -105,7 +104,7 @@ def jobs(
     wrong = f"A job's number has digits only, not {number!r}." if number else ""
     found = JobPage([], None)
     try:
-        found = viewing.operator().search(where.where(before))
+        found = viewing.operator().jobs.search(where.where(before))
     except ConfigError as error:
         wrong = str(error)
     seen = viewing.snapshot()
@@ -147,7 +146,7 @@ def job_data(viewing: View, key: str) -> dict[str, Any]:
         raise JobNotFound(f"There is no job {key!r}.")
     seen = viewing.snapshot()
     operator = viewing.operator()
-    story = operator.why(int(key), Seen(seen.workers, seen.queues))
+    story = operator.why(int(key), workers=seen.workers, queues=seen.queues)
     job = story.job
     ledger = viewing.services.ledger
     attempts = ledger.attempts(job.id)
@@ -156,7 +155,7 @@ def job_data(viewing: View, key: str) -> dict[str, Any]:
     args, kwargs = views.shown_call(job, viewing.redact)
     return {
         "job": job,
-        "place": operator.place_in_workflow(job.id),
+        "place": operator.workflows.node_of(job.id),
         "story": story,
         "attempts": attempts,
         "timeline": timeline(job, attempts, seen.at),

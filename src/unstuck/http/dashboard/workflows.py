@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse
 
-from unstuck.client.operator import MAX_JOB_ID
+from unstuck.client.operator.jobs import MAX_JOB_ID
 from unstuck.client.workflows.outline import ORDER, Item, outline, root_failures
 from unstuck.client.workflows.text import error_text, headline, hints, summary, waits_for
 from unstuck.domain.api_tokens import Caller, Scope
@@ -33,7 +33,7 @@ def workflows_data(viewing: View, key: str) -> dict[str, Any]:
     known = [one.value for one in WorkflowState]
     before_id = int(before) if before.isdecimal() and 0 < int(before) <= MAX_JOB_ID else None
     state = state if state in known else ""
-    found = viewing.operator().workflows(state or None, before_id, PAGE + 1)
+    found = viewing.services.ledger.workflows(state or None, before_id, PAGE + 1)
     return {
         "workflows": [
             {"record": one, "summary": summary({word: one.counts[word] for word in ORDER if word in one.counts})}
@@ -49,7 +49,7 @@ def workflows_data(viewing: View, key: str) -> dict[str, Any]:
 def workflow_data(viewing: View, key: str) -> dict[str, Any]:
     if not key.isdecimal() or len(key) > 19:
         raise WorkflowNotFound(f"There is no workflow {key!r}.")
-    workflow = viewing.operator().known_workflow(int(key))
+    workflow = viewing.operator().workflows.get(int(key))
     whole = outline(workflow)
     rows: list[dict[str, Any]] = []
     for item in whole.items:
