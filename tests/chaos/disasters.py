@@ -101,7 +101,10 @@ class DisasterScene:
 
     def wait_silence(self, worker_id: str, longer_s: float) -> None:
         """Wait until nothing was heard of a worker for longer than this, while the others watched."""
-        query = f"select unstuck.watched_s(beat_at) > {longer_s} from unstuck.beats where worker_id = '{worker_id}'"
+        query = (
+            f"select unstuck.watched_s(beat_at) > {longer_s} from unstuck.worker_heartbeats "
+            f"where worker_id = '{worker_id}'"
+        )
         with psycopg.connect(self.tables_url, autocommit=True) as admin:
             wait_for(lambda: admin.execute(query).fetchone() == (True,), f"{longer_s} s of silence")
 

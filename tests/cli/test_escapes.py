@@ -159,7 +159,7 @@ def _spoil(shop: Cli) -> None:
 
     connection = apsw.Connection(str(Path(shop.url.removeprefix("sqlite:///"))))
     connection.set_busy_timeout(5000)
-    for table, column in (("unstuck_workflows", "name"), ("unstuck_nodes", "name")):
+    for table, column in (("unstuck_workflows", "name"), ("unstuck_workflow_nodes", "name")):
         columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
         if column in columns:
             connection.execute(f"UPDATE {table} SET {column} = ?", (EVIL,))

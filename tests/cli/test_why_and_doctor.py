@@ -52,7 +52,7 @@ def take(ledger: Ledger, worker_id: str = "w1") -> Claimed:
 def suffer(ledger: Ledger, outcome: Outcome, policy: Policy = SOON, worker_id: str = "w1") -> int:
     """Let the next job end like this, by the rules."""
     job = take(ledger, worker_id)
-    attempt = Attempt(job.job_id, job.token, policy, job.failures, job.crashes, False, job.suspicions)
+    attempt = Attempt(job.job_id, job.token, policy, job.failures, job.crashes, False, job.suspected_crashes)
     ending = conclude(attempt, outcome)
     assert not ledger.turn(Turn(worker_id, endings=(ending,))).superseded
     return job.job_id

@@ -224,7 +224,12 @@ def a_queue_is_purged(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
     ledger.register(living("w1"))
     tried = running(ledger)
     turn(ledger, endings=[failure_retry(tried, delay_s=60.0)])
-    for changes in ({}, {"delay_s": 60.0}, {"more": JobExtras(line="k")}, {"more": JobExtras(line="k")}):
+    for changes in (
+        {},
+        {"delay_s": 60.0},
+        {"more": JobExtras(concurrency_key="k")},
+        {"more": JobExtras(concurrency_key="k")},
+    ):
         put(ledger, **changes)
     yield ledger.purge("default", "me")
 
@@ -299,7 +304,7 @@ def queues_are_paused_and_limited(ledger: Ledger, backdoor: Backdoor) -> Iterato
 def jobs_wait_for_a_concurrency_key(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
     ledger.register(living("w1"))
     for _ in range(3):
-        put(ledger, more=JobExtras(line="customer", line_limit=1))
+        put(ledger, more=JobExtras(concurrency_key="customer", concurrency_limit=1))
     yield ledger.concurrency_keys()
     [job] = run(ledger)
     yield turn(ledger, endings=[failure_retry(job)])
@@ -575,7 +580,7 @@ def a_node_is_part_of_a_group(ledger: Ledger, backdoor: Backdoor) -> Iterator[An
         NewNode(1, 0, "prices", "group"),
         NewNode(2, 1, "net", "task", on_error="continue", job=new_job()),
         NewNode(3, 1, "tax", "task", on_error="pause", job=new_job(on_crash="retry")),
-        NewNode(4, 0, "send", "task", job=new_job(more=JobExtras(line="mail"))),
+        NewNode(4, 0, "send", "task", job=new_job(more=JobExtras(concurrency_key="mail"))),
     )
     flow = NewWorkflow("all", new_job(task="unstuck.workflow", unique_key="bill"), nodes, (NewEdge(1, 4, False),))
     yield ledger.begin_workflow(flow).fresh
@@ -619,7 +624,7 @@ def a_broker_hands_in_what_happened(ledger: Ledger, backdoor: Backdoor) -> Itera
 @story
 def ended_jobs_are_removed(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
     ledger.register(living("w1"))
-    turn(ledger, done=[done(running(ledger)), done(running(ledger, more=JobExtras(keep_s=1e6)))])
+    turn(ledger, done=[done(running(ledger)), done(running(ledger, more=JobExtras(retain_s=1e6)))])
     turn(ledger, endings=[failure(running(ledger))])
     number = begin(ledger, nodes=1)
     turn(ledger, done=[done(job) for job in run(ledger)])
@@ -736,7 +741,7 @@ def suspend(job: Claimed, delay_s: float | None = None, awaits: str | None = Non
         JobState.WAITING,
         AttemptState.SUSPENDED,
         delay_s=delay_s or 0.0,
-        awaits=awaits,
+        awaits_signal=awaits,
         wakes=wakes,
     )
 

@@ -38,7 +38,7 @@ KEY = "customer:7"
 
 
 def in_line(key: str = KEY, limit: int | None = None, **more: object) -> JobExtras:
-    return JobExtras(line=key, line_limit=limit, **more)  # type: ignore[arg-type]
+    return JobExtras(concurrency_key=key, concurrency_limit=limit, **more)  # type: ignore[arg-type]
 
 
 def line(ledger: Ledger, key: str = KEY) -> KeyRecord:
@@ -325,7 +325,12 @@ def test_places_are_held_as_the_model_says(ledger: Ledger, w1: str, meddler: Bac
 def _do(ledger: Ledger, meddler: Backdoor, model: Model, hands: dict[int, Claimed], run: str, act: tuple) -> None:  # type: ignore[type-arg]
     match act:
         case ("enqueue", key, priority, limit, delay_s):
-            number = put(ledger, priority=priority, delay_s=delay_s, more=JobExtras(line=run + key, line_limit=limit))
+            number = put(
+                ledger,
+                priority=priority,
+                delay_s=delay_s,
+                more=JobExtras(concurrency_key=run + key, concurrency_limit=limit),
+            )
             model.jobs[number] = ModelJob(key, -priority, limit, "waiting" if delay_s else "blocked")
             model.places[key] = limit
             model.admit(key)

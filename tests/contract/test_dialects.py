@@ -47,7 +47,7 @@ SHARED = frozenset(
     }
 )
 TABLES = (
-    *("jobs", "attempts", "outputs", "autopsies", "progress", "letters", "journal", "signals"),
+    *("jobs", "attempts", "outputs", "autopsies", "progress", "reply_addresses", "journal", "signals"),
     *("worker_status", "heartbeats", "attempt_status"),
 )
 ONLY_SQLITE = {("jobs", "started_boot_s")}

@@ -65,7 +65,7 @@ def test_events_keys_and_jobs_with_a_keep_of_their_own_are_found_too(
 
 
 def finish_own_keep(ledger: Ledger, meddler: Backdoor) -> None:
-    first = put(ledger, more=JobExtras(keep_s=60.0), priority=10)
+    first = put(ledger, more=JobExtras(retain_s=60.0), priority=10)
     [job] = run(ledger, limit=1)
     assert job.job_id == first
     turn(ledger, done=[done(job)])

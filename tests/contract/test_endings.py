@@ -331,21 +331,21 @@ def test_who_knows_more_of_a_death_adds_to_the_verdict_on_it(ledger: Ledger, w1:
 
 def test_a_death_in_company_makes_a_suspect_that_must_run_alone(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
-    assert job.suspicions == 0
+    assert job.suspected_crashes == 0
     turn(ledger, endings=[crash_retry(job, counter="suspicion")])
     [again] = run(ledger)
-    assert (again.suspicions, again.run_alone, again.crashes) == (1, True, 0)
-    assert [held.suspicions for held in ledger.held("w1")] == [1]
+    assert (again.suspected_crashes, again.run_alone, again.crashes) == (1, True, 0)
+    assert [held.suspected_crashes for held in ledger.held("w1")] == [1]
     record = ledger.job(job.job_id)
     assert record is not None
-    assert (record.suspicions, record.run_alone, record.crash_count) == (1, True, 0)
+    assert (record.suspected_crashes, record.run_alone, record.crash_count) == (1, True, 0)
 
 
 def test_whoever_was_lost_with_a_whole_worker_is_no_suspect(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
     turn(ledger, endings=[crash_retry(job, counter="company")])
     [again] = run(ledger)
-    assert (again.suspicions, again.run_alone, again.crashes) == (1, False, 0)
+    assert (again.suspected_crashes, again.run_alone, again.crashes) == (1, False, 0)
 
 
 @pytest.mark.parametrize(("state", "alone"), [(JobState.QUARANTINED, True), (JobState.FAILED, False)], ids=str)
@@ -358,7 +358,7 @@ def test_what_was_quarantined_runs_alone_when_it_is_let_go(
     turn(ledger, endings=[msgspec.structs.replace(crash(again), state=state)])
     assert ledger.retry([job.job_id], "op") == {job.job_id: "queued"}
     [free] = claim_jobs(ledger)
-    assert (free.run_alone, free.suspicions, free.crashes) == (alone, 0, 0)
+    assert (free.run_alone, free.suspected_crashes, free.crashes) == (alone, 0, 0)
 
 
 def test_progress_is_kept_and_replaced(ledger: Ledger, w1: str) -> None:
@@ -417,7 +417,7 @@ def test_a_last_death_in_company_is_counted_alike_in_every_ledger(ledger: Ledger
     turn(ledger, endings=[msgspec.structs.replace(crash(job), counter="suspicion")])
     record = ledger.job(job.job_id)
     assert record is not None
-    assert (record.suspicions, record.run_alone, record.crash_count) == (1, True, 0)
+    assert (record.suspected_crashes, record.run_alone, record.crash_count) == (1, True, 0)
 
 
 def test_last_words_that_are_found_later_are_added_to_a_report_that_misses_them(ledger: Ledger, w1: str) -> None:

@@ -274,10 +274,10 @@ def test_letters_go_with_their_jobs(ledger: Ledger, w1: str, meddler: Backdoor) 
     pruned, swept, _ = run(ledger)
     exchange(ledger, turns=[Turn("w1", done=(done(pruned),))])
     assert ledger.prune(0.0) == 1
-    assert meddler.count("letters") == 2
+    assert meddler.count("reply_addresses") == 2
     exchange(ledger, turns=[Turn("w1", done=(done(swept),))])
     assert ledger.sweep_old(0.0, DAY_S, DAY_S, 100).jobs == 1
-    assert meddler.count("letters") == 1
+    assert meddler.count("reply_addresses") == 1
     assert len(ledger.reply_addresses(CLIENT)) == 1
 
 
@@ -314,7 +314,7 @@ def test_a_request_whose_job_was_removed_is_still_known_and_leaves_no_letter(
     assert ledger.prune(0.0) == 1
     assert exchange(ledger, once=[once(reply_address=letter())]).once == (Enqueued(job.job_id, fresh=False),)
     assert first == Enqueued(job.job_id)
-    assert meddler.count("letters") == 0
+    assert meddler.count("reply_addresses") == 0
 
 
 def test_a_key_that_comes_with_something_else_stores_nothing(ledger: Ledger) -> None:

@@ -81,7 +81,7 @@ def test_a_sleeping_job_is_held_by_nobody_and_goes_on_in_time(ledger: Ledger, w1
     assert not turn(ledger, entries=[sleep], endings=[suspend(job, 0.2)]).superseded
     record = ledger.job(job.job_id)
     assert record is not None
-    assert (record.state, record.worker_id, record.token, record.awaits) == (JobState.WAITING, None, None, None)
+    assert (record.state, record.worker_id, record.token, record.awaits_signal) == (JobState.WAITING, None, None, None)
     assert (record.failures, record.crash_count, record.attempt) == (0, 0, 1)
     assert claim_jobs(ledger) == []
     assert ledger.held("w1") == []
@@ -103,7 +103,7 @@ def test_a_signal_wakes_the_job_that_waits_for_it(ledger: Ledger, w1: str) -> No
     turn(ledger, endings=[suspend(job, None, "go")])
     record = ledger.job(job.job_id)
     assert record is not None
-    assert (record.state, record.awaits, record.wakes) == (JobState.WAITING, "go", False)
+    assert (record.state, record.awaits_signal, record.wakes) == (JobState.WAITING, "go", False)
     assert ledger.queues()[0].waiting == 1
     assert ledger.signal(job.job_id, "other", b"0", "me") == "kept"
     assert state_of(ledger, job.job_id) is JobState.WAITING
@@ -221,7 +221,7 @@ def test_what_follows_is_enqueued_with_the_end_and_only_then(ledger: Ledger, w1:
     turn(ledger, endings=[crash_retry(other)])
     asked = [
         follow(job, priority=7, policy=b"\x80", on_crash="retry", timeout_s=5.0, enqueued_by="job 1", heartbeat=False),
-        follow(job, delay_s=100.0, unique_key="k", more=JobExtras(keep_s=3.0)),
+        follow(job, delay_s=100.0, unique_key="k", more=JobExtras(retain_s=3.0)),
         follow(other),
     ]
     answer = turn(ledger, done=[done(job), done(other)], follow=asked)

@@ -33,7 +33,11 @@ def test_purging_spares_jobs_that_sleep_or_wait_for_a_signal(ledger: Ledger, w1:
     woken = running(ledger)
     turn(ledger, endings=[suspend(woken, None, "go")])
     assert ledger.signal(woken.job_id, "go", b"1", "me") == "woken"
-    fresh = [put(ledger), put(ledger, delay_s=60.0), *(put(ledger, more=JobExtras(line="key")) for _ in range(2))]
+    fresh = [
+        put(ledger),
+        put(ledger, delay_s=60.0),
+        *(put(ledger, more=JobExtras(concurrency_key="key")) for _ in range(2)),
+    ]
     [queue] = ledger.queues()
     assert (queue.pending, queue.blocked, queue.scheduled, queue.waiting) == (3, 1, 1, 2)
     assert ledger.purge("default", "ops") == 4

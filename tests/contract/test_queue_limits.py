@@ -195,7 +195,7 @@ def test_a_key_for_a_period_outlives_its_job_and_ends_with_the_period(
     assert put(ledger, **once) not in (first, second), "also while the job still waits"
     meddler.age_keys(601.0)
     ledger.sweep_kept(10)
-    assert meddler.count("kept_keys") == 0
+    assert meddler.count("unique_keys") == 0
 
 
 def remove_by_retention(ledger: Ledger) -> int:
@@ -215,7 +215,7 @@ def test_a_key_is_good_for_its_whole_period_although_its_job_was_removed(
     ledger: Ledger, w1: str, meddler: Backdoor, remove: Callable[[Ledger], int]
 ) -> None:
     keep_s = 1.0 if remove is remove_by_its_own_keep else None
-    once = {"unique_key": "k", "more": JobExtras(unique_for_s=3600.0, keep_s=keep_s)}
+    once = {"unique_key": "k", "more": JobExtras(unique_for_s=3600.0, retain_s=keep_s)}
     first = put(ledger, **once)
     [job] = run(ledger)
     turn(ledger, done=[done(job)])
@@ -232,7 +232,7 @@ def test_a_key_is_good_for_its_whole_period_although_its_job_was_removed(
 
     meddler.age_keys(3601.0)
     ledger.sweep_kept(100)
-    assert meddler.count("kept_keys") == 0, "an expired key is removed"
+    assert meddler.count("unique_keys") == 0, "an expired key is removed"
     assert put(ledger, **once) != first
 
 
@@ -261,7 +261,7 @@ def test_a_pending_duplicate_is_replaced_and_a_running_one_is_given_back(
     w1: str,
     more: dict,  # type: ignore[type-arg]
 ) -> None:
-    replacing = {"unique_key": "k", "more": JobExtras(on_duplicate="replace", line="l", **more)}
+    replacing = {"unique_key": "k", "more": JobExtras(on_duplicate="replace", concurrency_key="l", **more)}
     first = put(ledger, **replacing)
     second = put(ledger, **replacing)
     assert state_of(ledger, first) is JobState.CANCELLED
@@ -340,9 +340,9 @@ def test_what_was_not_begun_in_time_is_cancelled_and_never_begun(ledger: Ledger,
 def test_the_sweep_cancels_ready_delayed_and_blocked_jobs_and_frees_their_places(
     ledger: Ledger, w1: str, meddler: Backdoor
 ) -> None:
-    expiring = JobExtras(expires_in_s=600.0, line="l")
+    expiring = JobExtras(expires_in_s=600.0, concurrency_key="l")
     first, second = put(ledger, more=expiring), put(ledger, more=expiring)
-    third = put(ledger, more=JobExtras(line="l"))
+    third = put(ledger, more=JobExtras(concurrency_key="l"))
     later = put(ledger, more=JobExtras(expires_in_s=600.0), delay_s=60.0)
     for job_id in (first, second, later):
         meddler.age_expiry(job_id, 1000.0)
@@ -375,8 +375,8 @@ def test_a_released_job_still_expires(ledger: Ledger, w1: str, meddler: Backdoor
 
 def test_a_job_is_kept_as_long_as_its_task_says(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
     short, longer, plain = (
-        put(ledger, more=JobExtras(keep_s=60.0)),
-        put(ledger, more=JobExtras(keep_s=10_000.0)),
+        put(ledger, more=JobExtras(retain_s=60.0)),
+        put(ledger, more=JobExtras(retain_s=10_000.0)),
         put(ledger),
     )
     jobs = run(ledger)
@@ -395,11 +395,11 @@ def test_a_job_is_kept_as_long_as_its_task_says(ledger: Ledger, w1: str, meddler
 
 
 def test_what_is_known_of_a_job_beside_its_work(ledger: Ledger, w1: str) -> None:
-    put(ledger, more=JobExtras(line="l"))
+    put(ledger, more=JobExtras(concurrency_key="l"))
     job_id = put(
         ledger,
         unique_key="k",
-        more=JobExtras(line="l", line_limit=1, expires_in_s=60.0, keep_s=5.0, unique="pending"),
+        more=JobExtras(concurrency_key="l", concurrency_limit=1, expires_in_s=60.0, retain_s=5.0, unique="pending"),
     )
     known = ledger.links(job_id)
     assert known is not None

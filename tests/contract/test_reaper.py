@@ -423,7 +423,7 @@ def test_two_reapers_at_once_settle_each_job_once(stage: StoredWorkers) -> None:
         record = stage.ledger.job(job)
         assert record is not None
         # Twenty died together and nobody knows of whom: once each, and as no crash.
-        assert (record.crash_count, record.suspicions, record.run_alone) == (0, 1, False)
+        assert (record.crash_count, record.suspected_crashes, record.run_alone) == (0, 1, False)
 
 
 def test_whoever_is_left_of_a_half_settled_crowd_is_no_culprit(
@@ -443,7 +443,7 @@ def test_whoever_is_left_of_a_half_settled_crowd_is_no_culprit(
     assert len(stage.ledger.held(worker)) == 1
     assert stage.reaper(Recovery()).sweep(ticket=False).requeued == 1
     records = [stage.ledger.job(job) for job in jobs]
-    assert [(job.crash_count, job.suspicions) for job in records if job is not None] == [(0, 1)] * 3
+    assert [(job.crash_count, job.suspected_crashes) for job in records if job is not None] == [(0, 1)] * 3
 
 
 def test_a_crowd_that_fills_more_than_one_batch_is_judged_as_one(

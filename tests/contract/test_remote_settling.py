@@ -93,7 +93,8 @@ def test_what_became_of_attempts_is_told_alike_by_both_databases(ledger: Ledger)
     assert [job.job_id for job in again] == [retried.job_id]
     keys = [(one.job_id, one.token) for one in (held, succeeded, retried, *again)] + [(10**6, 1), (held.job_id, 10**6)]
     told = [
-        (fate.state, fate.holder_id, fate.holder_name, fate.worker_id, fate.ended_as) for fate in ledger.fates(keys)
+        (fate.state, fate.holder_id, fate.holder_name, fate.worker_id, fate.last_attempt_state)
+        for fate in ledger.fates(keys)
     ]
     assert told == [
         (JobState.RUNNING, "w1", "name-of-w1", "w1", None),

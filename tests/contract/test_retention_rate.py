@@ -64,11 +64,11 @@ def test_a_backlog_of_expired_unique_keys_is_removed_within_seconds(ledger: Ledg
     ledger.enqueue([new_job(unique_key=f"k{n}", more=JobExtras(unique_for_s=60.0)) for n in range(5_000)])
     meddler.age_keys(61.0)
     watch(ledger)
-    assert meddler.count("kept_keys") == 0
+    assert meddler.count("unique_keys") == 0
 
 
 def test_jobs_with_a_keep_of_their_own_are_removed_as_quickly(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
-    finish(ledger, meddler, 15_000, more=JobExtras(keep_s=60.0))
+    finish(ledger, meddler, 15_000, more=JobExtras(retain_s=60.0))
     watch(ledger, retention="365d")
     assert meddler.count("jobs") == 0
 
@@ -173,4 +173,4 @@ def test_dead_rows_that_vacuum_cannot_remove_are_not_read_with_every_walk(
     meddler.age_job(stays, -OLD_S)
     for _ in range(20):
         ledger.sweep_old(7 * 24 * HOUR_S, OLD_S, OLD_S, 1_000)
-    assert meddler.rows("select position from sweeps where name = 'jobs'") == [(stays - 1,)]
+    assert meddler.rows("select position from retention_positions where name = 'jobs'") == [(stays - 1,)]

@@ -44,7 +44,7 @@ def test_an_empty_sqlite_file_becomes_the_checked_in_schema(tmp_path: Path) -> N
         "alter table unstuck.jobs add column colour text",
         "alter table unstuck.jobs alter column task drop not null",
         "alter table unstuck.jobs drop constraint place_in_a_workflow",
-        "alter table unstuck.beats set (fillfactor = 90)",
+        "alter table unstuck.worker_heartbeats set (fillfactor = 90)",
         "alter sequence unstuck.tokens cache 1",
         "drop index unstuck.jobs_held",
         "alter function unstuck.beat_v1 reset jit",

@@ -94,7 +94,7 @@ def test_metadata_changes_only_when_it_is_sent(ledger: Ledger) -> None:
 def test_beats_make_no_table_grow(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
     for number in range(20):
         ledger.beat(Heartbeat("w1", 0, number))
-    assert meddler.count("beats") == 1
+    assert meddler.count("worker_heartbeats") == 1
     events = [event.kind for event in ledger.events()]
     assert len(events) <= 1
 
@@ -108,7 +108,7 @@ def test_a_beat_never_raises_the_dead(ledger: Ledger, w1: str, meddler: Backdoor
     answer = ledger.beat(Heartbeat("nobody" if who == "unknown" else "w1", 1, 1))
     assert answer.state is (WorkerState.STOPPED if who == "stopped" else WorkerState.DEAD)
     assert not ledger.workers(living_only=True) or who == "unknown"
-    assert meddler.count("beats") == 1
+    assert meddler.count("worker_heartbeats") == 1
 
 
 def test_a_suspect_that_beats_was_only_slow(ledger: Ledger, w1: str) -> None:

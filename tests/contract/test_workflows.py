@@ -149,9 +149,9 @@ def test_what_was_claimed_and_not_begun_is_taken_back_when_its_scope_fails(ledge
 
 
 def test_the_place_in_a_line_of_what_was_taken_back_is_free(ledger: Ledger, w1: str) -> None:
-    number = begin(ledger, nodes=2, more=JobExtras(line="k", line_limit=2))
+    number = begin(ledger, nodes=2, more=JobExtras(concurrency_key="k", concurrency_limit=2))
     first, _ = claim_jobs(ledger, start=1)
-    waits = put(ledger, more=JobExtras(line="k", line_limit=2))
+    waits = put(ledger, more=JobExtras(concurrency_key="k", concurrency_limit=2))
     turn(ledger, endings=[crash(first)])
     assert look(ledger, number).state is WorkflowState.FAILED
     assert [job.job_id for job in claim_jobs(ledger)] == [waits]
@@ -159,7 +159,9 @@ def test_the_place_in_a_line_of_what_was_taken_back_is_free(ledger: Ledger, w1: 
 
 def test_of_what_nodes_say_of_their_line_the_last_word_wins(ledger: Ledger, w1: str) -> None:
     nodes = tuple(
-        NewNode(place, 0, f"n{place}", "task", job=new_job(more=JobExtras(line="mail", line_limit=limit)))
+        NewNode(
+            place, 0, f"n{place}", "task", job=new_job(more=JobExtras(concurrency_key="mail", concurrency_limit=limit))
+        )
         for place, limit in enumerate((2, 1, 2), 1)
     )
     root = NewNode(0, None, "mails", "group", source=1)
@@ -315,7 +317,9 @@ def test_a_map_over_a_lost_result_fails_and_is_not_empty(
     flow = NewWorkflow("all", root, (whole, *tasks), (NewEdge(1, 2, True),))
     number = ledger.begin_workflow(flow).job_id
     [first] = [node.job_id for node in look(ledger, number).nodes if node.place == 1]
-    table, on_error = ("unstuck_nodes", "continue") if dialect == "sqlite" else ("unstuck.nodes", "continue")
+    table, on_error = (
+        ("unstuck_workflow_nodes", "continue") if dialect == "sqlite" else ("unstuck.workflow_nodes", "continue")
+    )
     meddler.rows(
         f"UPDATE {table} SET on_error = '{on_error}' WHERE workflow_id = {number} AND place = 1 RETURNING place"
     )

@@ -143,7 +143,7 @@ def test_an_async_job_that_will_not_stop_takes_its_loop_along_and_nobody_else_is
             assert "in _hang" in last_autopsy(fleet, job.id).stack
         assert sibling.result(timeout=MOST_S) == "quick"
         record = sibling.record()
-        assert (record.crash_count, record.suspicions) == (0, 0)
+        assert (record.crash_count, record.suspected_crashes) == (0, 0)
         first = fleet.ledger.attempts(sibling.id)[0].autopsy
         assert first is not None
         assert first.kind is DeathKind.SHARED
@@ -171,7 +171,7 @@ def test_the_one_that_blocks_the_loop_is_blamed_and_not_the_one_that_ran_out_of_
     assert "in block" in autopsy.stack
     assert sibling.result(timeout=MOST_S) == "quick"
     record = sibling.record()
-    assert (record.crash_count, record.suspicions) == (0, 0)
+    assert (record.crash_count, record.suspected_crashes) == (0, 0)
 
 
 def test_who_holds_the_interpreter_of_a_shared_loop_is_not_known_and_all_are_suspects(make_fleet: MakeFleet) -> None:
@@ -183,7 +183,7 @@ def test_who_holds_the_interpreter_of_a_shared_loop_is_not_known_and_all_are_sus
         job.result(timeout=MOST_S)
     assert sibling.result(timeout=MOST_S) == "quick"
     record = sibling.record()
-    assert (record.crash_count, record.suspicions) == (0, 1)
+    assert (record.crash_count, record.suspected_crashes) == (0, 1)
     first = fleet.ledger.attempts(sibling.id)[0].autopsy
     assert first is not None
     assert "in whichever job" in first.summary

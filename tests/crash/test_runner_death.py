@@ -122,7 +122,7 @@ def test_a_poison_job_among_fifty_on_one_loop_is_found_by_running_alone(fleet: F
         record = job.record()
         # In company it proves nothing, so nobody is charged with it.
         assert record.crash_count == 0
-        assert record.suspicions <= 1
+        assert record.suspected_crashes <= 1
     with pytest.raises(JobQuarantined):
         poison.result(timeout=POISON_TIMEOUT_S)
     record = poison.record()

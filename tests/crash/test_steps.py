@@ -129,7 +129,7 @@ def test_signals_before_while_and_after_waiting(fleet: Fleet, tmp_path: Path) ->
     assert job.signal("unrelated") == "kept"
     start(fleet)
     fleet.wait_state(job, JobState.WAITING)
-    assert job.record().awaits == "answer"
+    assert job.record().awaits_signal == "answer"
     assert job.signal("answer", [2]) == "woken"
     wait_for(lambda: len(fleet.ledger.journal(job.id)) == 3, "the third wait to begin")
     fleet.wait_state(job, JobState.WAITING)

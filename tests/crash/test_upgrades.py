@@ -96,7 +96,7 @@ def test_code_that_the_next_version_no_longer_works_with_is_refused_and_told_wha
 
 
 TURN = ("turn_v1", "unstuck_jobs", "result")
-BEAT = ("beat_v1", "unstuck_beats", "beat_at")
+BEAT = ("beat_v1", "unstuck_worker_heartbeats", "beat_at")
 """A function on PostgreSQL, a table and its column on SQLite."""
 
 

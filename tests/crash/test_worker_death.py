@@ -125,7 +125,7 @@ def test_a_living_worker_whose_session_is_cut_is_not_taken_for_dead(ready_pg_url
         with psycopg.connect(ready_pg_url, autocommit=True) as admin:
 
             def session() -> int:
-                row = admin.execute("select session_pid from unstuck.vitals where worker_id = %s", (worker_id,))
+                row = admin.execute("select session_pid from unstuck.worker_watch where worker_id = %s", (worker_id,))
                 [(pid,)] = row.fetchall()
                 return int(pid)
 

@@ -105,7 +105,7 @@ def test_the_limit_of_a_queue_is_set_shown_and_taken_back(browser: Browser, stan
 
 
 def test_a_full_line_is_shown_with_its_holder_and_widened(browser: Browser, stand: Cli, served: Served) -> None:
-    ids = stand.jobs(3, queue="scrapes", more=JobExtras(line="customer:42", line_limit=1))
+    ids = stand.jobs(3, queue="scrapes", more=JobExtras(concurrency_key="customer:42", concurrency_limit=1))
     with looking(browser, served.url) as page:
         page.goto("/queues")
         wait_live(page)

@@ -173,7 +173,7 @@ def evil_jobs(shop: Cli) -> tuple[int, int, int]:
 
 def evil_order(shop: Cli) -> None:
     """Make schedules in every state, a limited queue, and a line that is full."""
-    shop.jobs(2, queue="nobody", more=JobExtras(line=f"key {EVIL}", line_limit=1))
+    shop.jobs(2, queue="nobody", more=JobExtras(concurrency_key=f"key {EVIL}", concurrency_limit=1))
     with shop.ledger() as ledger:
         operator = Operator(ledger, shop.settings, by=EVIL)
         operator.schedules.create("open", "add", every="1h")

@@ -62,7 +62,7 @@ def test_what_the_broker_wants_to_know_is_found_beside_a_body_of_any_kind() -> N
         (call,) = read_calls(Request(b"sum", body), {"sum": task}, 3, "mdp")
         assert (call.own_id, call.job.priority) == ("mine", 3 if len(body) > 1 else 0)
         assert call.job.more is not None
-        assert call.job.more.line == "of:me"
+        assert call.job.more.concurrency_key == "of:me"
 
 
 def test_a_map_that_is_too_large_to_look_into_is_still_a_call_of_its_own() -> None:

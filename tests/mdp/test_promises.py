@@ -115,7 +115,7 @@ def test_a_reply_is_sent_once_though_a_lock_keeps_the_ledger_from_noting_it(read
         client.ask(peers.service, b"job", correlation=b"tag")
         address, body = worker.request()
         with psycopg.connect(ready_pg_url) as user:
-            assert user.execute("select job_id from unstuck.letters for update").fetchall()
+            assert user.execute("select job_id from unstuck.reply_addresses for update").fetchall()
             worker.reply(address, *body)
             assert client.answer(peers.service, b"tag") == [b"job"]
             for _ in range(3):

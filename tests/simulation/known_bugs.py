@@ -24,9 +24,9 @@ def amnesty() -> None:
         with self.db.write() as cursor:
             rows = cursor.execute(
                 "SELECT w.suspect_after_s, w.heartbeat_interval_s, b.beat_at,"
-                " (SELECT max(o.beat_at) FROM unstuck_beats o JOIN unstuck_workers v ON v.id = o.worker_id"
+                " (SELECT max(o.beat_at) FROM unstuck_worker_heartbeats o JOIN unstuck_workers v ON v.id = o.worker_id"
                 " WHERE o.worker_id <> w.id AND v.state IN ('active', 'draining', 'suspect'))"
-                " FROM unstuck_workers w JOIN unstuck_beats b ON b.worker_id = w.id WHERE w.id = ?",
+                " FROM unstuck_workers w JOIN unstuck_worker_heartbeats b ON b.worker_id = w.id WHERE w.id = ?",
                 (pulse.worker_id,),
             ).fetchall()
             for suspect_after_s, interval_s, beat_at, others_at in rows:

@@ -140,7 +140,9 @@ class SqliteBackdoor:
         return int(self.rows(f"SELECT count(*) FROM unstuck_{table}")[0][0])
 
     def age_beat(self, worker_id: str, seconds: float) -> None:
-        self.rows("UPDATE unstuck_beats SET beat_at = beat_at - ?2 WHERE worker_id = ?1", (worker_id, seconds))
+        self.rows(
+            "UPDATE unstuck_worker_heartbeats SET beat_at = beat_at - ?2 WHERE worker_id = ?1", (worker_id, seconds)
+        )
         self._watched_all_along()
 
     def forget_watch(self) -> None:
@@ -153,7 +155,7 @@ class SqliteBackdoor:
         )
 
     def move_beats(self, seconds: float) -> None:
-        self.rows("UPDATE unstuck_beats SET beat_at = beat_at + ?", (seconds,))
+        self.rows("UPDATE unstuck_worker_heartbeats SET beat_at = beat_at + ?", (seconds,))
 
     def move_watch(self, seconds: float) -> None:
         moved = "since = since + ?1, until = until + ?1, set_back_at = set_back_at + ?1"
@@ -161,7 +163,7 @@ class SqliteBackdoor:
 
     def prolong_outage(self, seconds: float) -> None:
         moved = "since = since - ?1, until = until - ?1, set_back_at = set_back_at - ?1"
-        steps = f"UPDATE unstuck_beats SET beat_at = beat_at - ?; UPDATE unstuck_watch_periods SET {moved}"
+        steps = f"UPDATE unstuck_worker_heartbeats SET beat_at = beat_at - ?; UPDATE unstuck_watch_periods SET {moved}"
         self.rows(f"SAVEPOINT prolonged; {steps}; RELEASE prolonged", (seconds, seconds))
 
     def age_job(self, job_id: int, seconds: float) -> None:
@@ -196,7 +198,7 @@ class SqliteBackdoor:
         self.rows("UPDATE unstuck_queues SET refilled_at = refilled_at - ? WHERE name = ?", (seconds, queue))
 
     def age_keys(self, seconds: float) -> None:
-        self.rows("UPDATE unstuck_kept_keys SET until = until - ?", (seconds,))
+        self.rows("UPDATE unstuck_unique_keys SET until = until - ?", (seconds,))
 
     def age_expiry(self, job_id: int, seconds: float) -> None:
         self.rows(
@@ -205,11 +207,11 @@ class SqliteBackdoor:
         )
 
     def untie(self, job_id: int) -> None:
-        self.rows("UPDATE unstuck_jobs SET tied = 0 WHERE id = ?", (job_id,))
+        self.rows("UPDATE unstuck_jobs SET has_links = 0 WHERE id = ?", (job_id,))
 
     def forget_line(self, job_id: int) -> None:
         self.rows("UPDATE unstuck_jobs SET blocked = 1, ready = 0 WHERE id = ?", (job_id,))
-        self.rows("DELETE FROM unstuck_lines")
+        self.rows("DELETE FROM unstuck_concurrency_keys")
 
     def age_worker(self, worker_id: str, seconds: float) -> None:
         self.rows(
@@ -272,7 +274,8 @@ class PostgresBackdoor:
 
     def age_beat(self, worker_id: str, seconds: float) -> None:
         self.rows(
-            "update beats set beat_at = beat_at - make_interval(secs => %s) where worker_id = %s", (seconds, worker_id)
+            "update worker_heartbeats set beat_at = beat_at - make_interval(secs => %s) where worker_id = %s",
+            (seconds, worker_id),
         )
         self._watched_all_along()
 
@@ -287,7 +290,7 @@ class PostgresBackdoor:
         )
 
     def move_beats(self, seconds: float) -> None:
-        self.rows("update beats set beat_at = beat_at + make_interval(secs => %s)", (seconds,))
+        self.rows("update worker_heartbeats set beat_at = beat_at + make_interval(secs => %s)", (seconds,))
 
     def move_watch(self, seconds: float) -> None:
         moved = ", ".join(f"{c} = {c} + make_interval(secs => %s)" for c in ("since", "until", "set_back_at"))
@@ -296,7 +299,7 @@ class PostgresBackdoor:
     def prolong_outage(self, seconds: float) -> None:
         moved = ", ".join(f"{c} = {c} - make_interval(secs => %s)" for c in ("since", "until", "set_back_at"))
         self.rows(
-            "with heartbeats as (update beats set beat_at = beat_at - make_interval(secs => %s)) "
+            "with heartbeats as (update worker_heartbeats set beat_at = beat_at - make_interval(secs => %s)) "
             f"update watch_periods set {moved}",
             (seconds,) * 4,
         )
@@ -340,7 +343,7 @@ class PostgresBackdoor:
         )
 
     def age_keys(self, seconds: float) -> None:
-        self.rows("update kept_keys set until = until - make_interval(secs => %s)", (seconds,))
+        self.rows("update unique_keys set until = until - make_interval(secs => %s)", (seconds,))
 
     def age_expiry(self, job_id: int, seconds: float) -> None:
         self.rows(
@@ -350,11 +353,11 @@ class PostgresBackdoor:
         )
 
     def untie(self, job_id: int) -> None:
-        self.rows("update jobs set tied = null where id = %s", (job_id,))
+        self.rows("update jobs set has_links = null where id = %s", (job_id,))
 
     def forget_line(self, job_id: int) -> None:
         self.rows("update jobs set blocked = true, ready = false where id = %s", (job_id,))
-        self.rows("delete from lines")
+        self.rows("delete from concurrency_keys")
 
     def age_worker(self, worker_id: str, seconds: float) -> None:
         self.rows(
@@ -370,7 +373,7 @@ class PostgresBackdoor:
             "conditions": ("seen_at", "begun_at", "reminded_at"),
             "schedules": ("next_at", "last_at"),
             "tickets": ("until",),
-            "beats": ("beat_at",),
+            "worker_heartbeats": ("beat_at",),
             "watch_periods": ("since", "until"),
             "clock": ("at",),
         }

@@ -64,7 +64,10 @@ def diagnosis(**changes: Any) -> Diagnosis:
         "clock_off_s": 0.0,
         "round_trip_s": 0.001,
         "unswept_s": 0.0,
-        "tables": (TableLook("jobs", 1_000, 100, 8192, 30.0, True), TableLook("beats", 2, 3, 8192, 30.0, True)),
+        "tables": (
+            TableLook("jobs", 1_000, 100, 8192, 30.0, True),
+            TableLook("worker_heartbeats", 2, 3, 8192, 30.0, True),
+        ),
     }
     return Diagnosis(**{**facts, **changes})
 

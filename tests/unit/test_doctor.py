@@ -336,7 +336,7 @@ class TestHousekeeping:
         assert found(facts(tables=(TableLook("jobs", 100_000, 60_000, 2**27, 3600.0, True),))) == {}
 
     def test_beats_may_leave_fewer(self) -> None:
-        assert "dead-rows" in found(facts(tables=(TableLook("beats", 10, 6_000, 2**20, 3600.0, True),)))
+        assert "dead-rows" in found(facts(tables=(TableLook("worker_heartbeats", 10, 6_000, 2**20, 3600.0, True),)))
 
     def test_autovacuum_that_is_off(self) -> None:
         assert "autovacuum-off" in found(facts(tables=(TableLook("jobs", 10, 0, 2**20, 1.0, False),)))

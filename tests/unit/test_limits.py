@@ -84,10 +84,10 @@ def line_of(task: Any, *args: Any, **kwargs: Any) -> Any:
 def test_the_key_is_made_of_the_arguments_however_they_come() -> None:
     task = app_with(concurrency_key="c:{customer}:{depth}", concurrency_limit=2)
     for more in (line_of(task, "x"), line_of(task, customer="x"), line_of(task, "x", depth=3)):
-        assert (more.line, more.line_limit) == ("c:x:3", 2)
+        assert (more.concurrency_key, more.concurrency_limit) == ("c:x:3", 2)
     computed = app_with(concurrency_key=lambda customer, **_: customer.upper())
-    assert (line_of(computed, "x").line, line_of(computed, "x").line_limit) == ("X", 1)
-    assert line_of(app_with().options(concurrency_key="k"), "x").line_limit is None
+    assert (line_of(computed, "x").concurrency_key, line_of(computed, "x").concurrency_limit) == ("X", 1)
+    assert line_of(app_with().options(concurrency_key="k"), "x").concurrency_limit is None
     assert line_of(app_with(), "x") is None
 
 
@@ -208,7 +208,7 @@ def planned(task: Any, given: str) -> Any:
     flow.add(task, **{"customer": "x", "depth": 1, given: node})
     last = plan(flow, unique_key=None, priority=0).nodes[-1]
     assert last.job is not None
-    return None if last.job.more is None else last.job.more.line
+    return None if last.job.more is None else last.job.more.concurrency_key
 
 
 @pytest.mark.parametrize("key", ["c:{customer}", "c:{customer.name}", "c:{0}", "c:{depth:{customer}}"])

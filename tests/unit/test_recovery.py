@@ -61,7 +61,7 @@ attempts = st.builds(
     failures=st.integers(0, 8),
     crashes=st.integers(0, 8),
     cancel_requested=st.booleans(),
-    suspicions=st.integers(0, 5),
+    suspected_crashes=st.integers(0, 5),
 )
 autopsies = st.none() | st.builds(
     Autopsy,
@@ -142,9 +142,9 @@ def test_a_death_in_company_counts_only_when_company_is_no_excuse_any_more(attem
     counter = conclude(attempt, death).counter
     if counter in ("suspicion", "company"):
         assert death.shared == ("process" if counter == "suspicion" else "worker")
-        assert attempt.suspicions < MAX_SUSPICIONS
+        assert attempt.suspected_crashes < MAX_SUSPICIONS
     elif counter == "crash":
-        assert death.shared is None or attempt.suspicions >= MAX_SUSPICIONS
+        assert death.shared is None or attempt.suspected_crashes >= MAX_SUSPICIONS
 
 
 @pytest.mark.parametrize("shared", ["process", "worker"])
@@ -170,7 +170,7 @@ def test_a_crash_on_a_worker_under_which_everything_dies_is_charged_once_and_the
 def test_company_is_no_reason_to_charge_a_job_on_a_worker_under_which_everything_dies(
     shared: Literal["process", "worker"],
 ) -> None:
-    attempt = Attempt(1, 1, Policy(on_crash="retry"), 0, crashes=1, suspicions=MAX_SUSPICIONS)
+    attempt = Attempt(1, 1, Policy(on_crash="retry"), 0, crashes=1, suspected_crashes=MAX_SUSPICIONS)
     assert conclude(attempt, Died("SIGKILL", shared=shared, in_a_row=IN_A_ROW)).counter == "company"
     assert conclude(attempt, Died("SIGKILL", shared=shared)).counter == "crash"
 
@@ -238,14 +238,14 @@ def test_on_crash_fail_fails_at_the_first_death_in_the_words_of_the_table(attemp
 
 def live_through(policy: Policy, outcome: Outcome) -> list[Ending]:
     """Try until the job is finished, with the counters kept as the ledger keeps them."""
-    failures = crashes = suspicions = 0
+    failures = crashes = suspected_crashes = 0
     endings: list[Ending] = []
     while not endings or endings[-1].state is JobState.PENDING:
         assert len(endings) < 100
-        ending = conclude(Attempt(1, len(endings) + 1, policy, failures, crashes, False, suspicions), outcome)
+        ending = conclude(Attempt(1, len(endings) + 1, policy, failures, crashes, False, suspected_crashes), outcome)
         failures += ending.counter == "failure"
         crashes += ending.counter == "crash"
-        suspicions += ending.counter in ("suspicion", "company")
+        suspected_crashes += ending.counter in ("suspicion", "company")
         endings.append(ending)
     return endings
 

@@ -305,8 +305,8 @@ def _remark(job: JobRecord, now_s: float) -> Cell:
         return Cell(what, "red") if job.state in FINAL_STATES else Cell(f"last try: {what}", "yellow")
     if job.cancel_requested:
         return Cell("cancel requested", "yellow")
-    if job.awaits is not None:
-        return Cell(f"waits for signal {job.awaits!r}", "yellow")
+    if job.awaits_signal is not None:
+        return Cell(f"waits for signal {job.awaits_signal!r}", "yellow")
     if job.state is JobState.WAITING:
         return Cell(f"sleeps, goes on {ago(job.run_at, now_s)}", "yellow")
     if job.state is JobState.PENDING and job.run_at > now_s + 1:

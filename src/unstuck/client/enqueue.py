@@ -197,11 +197,11 @@ def _job_extras(
     own = order.limit if options.concurrency_key is None or order.key is not None or order.computed else None
     keyed = options.unique_key is not None
     links = JobExtras(
-        line=line,
-        line_limit=None if line is None else options.concurrency_limit or own,
+        concurrency_key=line,
+        concurrency_limit=None if line is None else options.concurrency_limit or own,
         hooks=hooks,
         expires_in_s=order.expires_s if options.expires is None else seconds(options.expires, "expires"),
-        keep_s=order.retain_s if options.keep is None else seconds(options.keep, "keep"),
+        retain_s=order.retain_s if options.keep is None else seconds(options.keep, "keep"),
         unique="pending" if keyed and options.unique == PENDING else None,
         unique_for_s=seconds(options.unique) if keyed and options.unique not in (PENDING, UNFINISHED) else None,
         on_duplicate=_ON_DUPLICATE[options.on_duplicate] if keyed else None,

@@ -267,15 +267,15 @@ def _at_limit(job: JobRecord, context: JobContext) -> Reason | None:
 def _explain_suspended(job: JobRecord, context: JobContext) -> Reason:
     left_s = max(0.0, job.run_at - context.now_s)
     when = datetime.fromtimestamp(job.run_at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
-    if job.awaits is None:
+    if job.awaits_signal is None:
         return Reason(Code.WAITING, f"It sleeps until {when} (in {brief(left_s)}), and holds no slot meanwhile")
     since = context.waiting_since
-    why = f"It waits for signal {job.awaits!r}"
+    why = f"It waits for signal {job.awaits_signal!r}"
     if since is not None:
         why += f" since {datetime.fromtimestamp(since, UTC).astimezone().strftime('%Y-%m-%d %H:%M:%S %Z')}"
     if job.wakes:
         why += f", until {when} at the latest"
-    command = f"unstuck signal {job.id} {shlex.quote(job.awaits)}"
+    command = f"unstuck signal {job.id} {shlex.quote(job.awaits_signal)}"
     return Reason(Code.WAITING, why, f"`{command}` sends it", command=command)
 
 

@@ -67,7 +67,7 @@ def job_summary(job: JobRecord) -> View:
         "claimed_at": instant(job.claimed_at),
         "started_at": instant(job.started_at),
         "finished_at": instant(job.finished_at),
-        "awaits": job.awaits,
+        "awaits": job.awaits_signal,
     }
 
 

@@ -166,8 +166,8 @@ def audit(ledger: Ledger, ids: Collection[int], record: Path) -> Audit:
 
 def _check(ledger: Ledger, job: JobRecord, tries: Tries, mark: str | None, result: Audit) -> None:
     result.retried_after_error += max(0, job.failures - (job.state is JobState.FAILED))
-    # Those that were lost with a whole worker are counted as suspicions: whose doing it was is not known.
-    deaths = job.crash_count + job.suspicions
+    # Those that were lost with a whole worker are counted as suspected_crashes: whose doing it was is not known.
+    deaths = job.crash_count + job.suspected_crashes
     if deaths and job.state is JobState.SUCCEEDED:
         result.rerun_after_crash += deaths
         result.jobs_rerun += 1

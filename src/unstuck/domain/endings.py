@@ -83,7 +83,7 @@ class Ending(msgspec.Struct, frozen=True):
     """The kind of the event to write with it; None for what is not worth one."""
     message: str = ""
     """The event's sentence."""
-    awaits: str | None = None
+    awaits_signal: str | None = None
     """The signal that it waits for."""
     wakes: bool = True
     """False for one that waits for a signal however long it takes, and not for `delay_s`."""
@@ -160,7 +160,7 @@ class Suspended(msgspec.Struct, frozen=True):
 
     delay_s: float | None = None
     """It goes on after so long; None: with a signal alone."""
-    awaits: str | None = None
+    awaits_signal: str | None = None
     """The signal that it waits for; None where it only sleeps."""
 
 
@@ -187,7 +187,7 @@ class Attempt(msgspec.Struct, frozen=True):
     crashes: int
     """Tries that ended by a death, so far."""
     cancel_requested: bool = False
-    suspicions: int = 0
+    suspected_crashes: int = 0
     """Tries that died in a process with other jobs, so far: who killed it is not known."""
 
 
@@ -236,7 +236,7 @@ def conclude(attempt: Attempt, outcome: Outcome) -> Ending:
 def _suspended(attempt: Attempt, pause: Suspended) -> Ending:
     if attempt.cancel_requested:
         return _cancelled(attempt, "cancelled by request while it ran")
-    signal = pause.awaits
+    signal = pause.awaits_signal
     message = f"Waits for signal {signal!r}" if signal is not None else "Sleeps"
     if pause.delay_s is not None:
         message += f" for {'at most ' if signal is not None else ''}{brief(pause.delay_s)}"
@@ -248,7 +248,7 @@ def _suspended(attempt: Attempt, pause: Suspended) -> Ending:
         delay_s=pause.delay_s or 0.0,
         event="suspended",
         message=message,
-        awaits=signal,
+        awaits_signal=signal,
         wakes=pause.delay_s is not None,
     )
 
@@ -320,7 +320,7 @@ def counter_of(attempt: Attempt, death: Died) -> CountsAs:
     that takes whole workers with it must be found too."""
     if death.drained or not death.counts:
         return "none"
-    if death.shared is not None and attempt.suspicions < MAX_SUSPICIONS:
+    if death.shared is not None and attempt.suspected_crashes < MAX_SUSPICIONS:
         return "suspicion" if death.shared == "process" else "company"
     return "company" if _excuses_left(attempt, death) > 0 else "crash"
 
@@ -333,12 +333,12 @@ def _excuses_left(attempt: Attempt, death: Died) -> int:
     if not attempt.crashes:
         return 0
     if death.in_a_row >= IN_A_ROW:
-        return MAX_EXCUSES - attempt.suspicions
-    return MAX_SUSPICIONS - attempt.suspicions if death.in_a_row > 1 and death.died_here else 0
+        return MAX_EXCUSES - attempt.suspected_crashes
+    return MAX_SUSPICIONS - attempt.suspected_crashes if death.in_a_row > 1 and death.died_here else 0
 
 
 def _is_excused(attempt: Attempt, death: Died, counter: CountsAs) -> bool:
-    return counter == "company" and (death.shared is None or attempt.suspicions >= MAX_SUSPICIONS)
+    return counter == "company" and (death.shared is None or attempt.suspected_crashes >= MAX_SUSPICIONS)
 
 
 def _delay_after_death_s(attempt: Attempt, death: Died, counter: CountsAs, crashes: int) -> float:
@@ -347,7 +347,7 @@ def _delay_after_death_s(attempt: Attempt, death: Died, counter: CountsAs, crash
     if counter == "none":
         return 0.0
     if _is_excused(attempt, death, counter):
-        return excused_delay_s(attempt.suspicions) if death.in_a_row >= IN_A_ROW else PAIR_EXCUSED_S
+        return excused_delay_s(attempt.suspected_crashes) if death.in_a_row >= IN_A_ROW else PAIR_EXCUSED_S
     return max(crash_delay_s(max(crashes, 1)), REPEATED_CRASH_S if death.died_here else 0.0)
 
 
@@ -355,17 +355,17 @@ def _rule_of_requeue(attempt: Attempt, death: Died, counter: CountsAs, crashes: 
     limit = attempt.policy.max_crash_retries
     match counter:
         case "company" if _is_excused(attempt, death, counter):
-            excuses = attempt.suspicions + _excuses_left(attempt, death)
+            excuses = attempt.suspected_crashes + _excuses_left(attempt, death)
             return (
                 f"the last {death.in_a_row} different jobs on its worker all died, so this crash is the worker's: it "
-                f"counts as no crash of the job ({attempt.suspicions + 1} of {excuses} such); tried again in "
+                f"counts as no crash of the job ({attempt.suspected_crashes + 1} of {excuses} such); tried again in "
                 f"{brief(delay_s)}"
             )
         case "suspicion" | "company":
             what, then = ("process", ", and the job runs alone next") if counter == "suspicion" else ("worker", "")
             return (
                 f"several jobs were in the {what} and who killed it is not known: it counts as no crash "
-                f"({attempt.suspicions + 1} of {MAX_SUSPICIONS} such){then}"
+                f"({attempt.suspected_crashes + 1} of {MAX_SUSPICIONS} such){then}"
             )
         case "crash":
             return f'on_crash="retry": crash {crashes} of {limit} allowed; tried again in {brief(delay_s)}'

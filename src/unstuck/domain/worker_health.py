@@ -124,11 +124,11 @@ def faded(weight: float, elapsed_s: float, jobs: int = 0) -> float:
     return left if left >= FORGOTTEN_BELOW else 0.0
 
 
-def blame(crashes: int, suspicions: int, *, at_fault: bool = False) -> float:
+def blame(crashes: int, suspected_crashes: int, *, at_fault: bool = False) -> float:
     """Return what the death of a job adds to the weight of its worker; the counters are those of before it.
 
     A job that died before is most likely killed by itself, unless everything dies here (`at_fault`)."""
-    return FIRST_DEATH if at_fault or crashes + suspicions == 0 else REPEATED_DEATH
+    return FIRST_DEATH if at_fault or crashes + suspected_crashes == 0 else REPEATED_DEATH
 
 
 def score(weight: float) -> float:

@@ -49,11 +49,11 @@ def check_jobs(jobs: Iterable[NewJob]) -> None:
 
 
 def _check_extras(more: JobExtras) -> None:
-    if more.line_limit is not None and not 1 <= more.line_limit <= MAX_CONCURRENCY_LIMIT:
-        raise RefusedValue(f"A line has 1 to {MAX_CONCURRENCY_LIMIT} places, not {more.line_limit}.")
+    if more.concurrency_limit is not None and not 1 <= more.concurrency_limit <= MAX_CONCURRENCY_LIMIT:
+        raise RefusedValue(f"A line has 1 to {MAX_CONCURRENCY_LIMIT} places, not {more.concurrency_limit}.")
     for name, value_s in (
         ("expiry", more.expires_in_s),
-        ("time to be kept", more.keep_s),
+        ("time to be kept", more.retain_s),
         ("unique period", more.unique_for_s),
     ):
         if value_s is not None and not 0 <= value_s <= LONGEST_S:

@@ -4,7 +4,7 @@ A file holds blocks; each begins with its name, and the lines above the statemen
 
     -- name: beat
     -- One narrow row, no index on what changes: stays HOT.
-    update {schema}.beats set beat_at = now() where worker_id = %(worker_id)s;
+    update {schema}.worker_heartbeats set beat_at = now() where worker_id = %(worker_id)s;
 
     queries = load_queries("unstuck.ledger.postgres.queries", "workers.sql", "jobs.sql", schema='"unstuck"')
     queries["beat"]

@@ -237,7 +237,9 @@ def autopsy_of_worker(worker: WorkerWatch, verdict: Verdict, seen: Autopsy | Non
 
 def attempt_of(job: HeldRecord) -> Attempt:
     policy = decode_policy(job.policy)
-    return Attempt(job.job_id, job.token, policy, job.failures, job.crashes, job.cancel_requested, job.suspicions)
+    return Attempt(
+        job.job_id, job.token, policy, job.failures, job.crashes, job.cancel_requested, job.suspected_crashes
+    )
 
 
 def _delay_s(ending: Ending, job: HeldRecord, attempt: Attempt, proven: bool) -> float:

@@ -363,7 +363,9 @@ def may_look(fate: Fate, worker: RemoteWorker, caller: Caller) -> bool:
 
 def _ended_so(fate: Fate, outcome: str) -> bool:
     """Return whether an attempt ended as it does after such an outcome."""
-    return fate.ended_as in ENDS[outcome] or (outcome == "succeeded" and fate.ended_code == "RESULT_NOT_STORABLE")
+    return fate.last_attempt_state in ENDS[outcome] or (
+        outcome == "succeeded" and fate.ended_code == "RESULT_NOT_STORABLE"
+    )
 
 
 def settled_plainly(item: Outcomes) -> bool:

@@ -132,7 +132,7 @@ class WorkerHealth:
                 "Every job dies on this worker: it tries one at a time until one ends otherwise. Look at its host",
                 jobs=len(self._row),
             )
-        blame = worker_health.blame(job.crashes, job.suspicions, at_fault=self.at_fault)
+        blame = worker_health.blame(job.crashes, job.suspected_crashes, at_fault=self.at_fault)
         if another_moment:
             self._moment_s, self._moment_blame = now_s, 0.0
         self._died.append((self._moment_s, job.job_id))

@@ -69,7 +69,7 @@ class HeldJob:
     def attempt(self) -> Attempt:
         job = self.job
         return Attempt(
-            job.job_id, job.token, self.policy, job.failures, job.crashes, self.cancel_requested, job.suspicions
+            job.job_id, job.token, self.policy, job.failures, job.crashes, self.cancel_requested, job.suspected_crashes
         )
 
     def frame(self) -> JobMessage:

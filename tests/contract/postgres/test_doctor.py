@@ -95,7 +95,7 @@ def test_dead_rows_and_an_autovacuum_that_is_off(pg: Ledger, settings: config.Se
     meddler.rows("alter table jobs set (autovacuum_enabled = off)")
     meddler.rows("update migrations set applied_at = applied_at - interval '1 hour'")
     meddler.rows(
-        "insert into jobs (id, queue, task, payload, enqueued_at, finished_at, ready, waiting, state)"
+        "insert into jobs (id, queue, task, payload, enqueued_at, finished_at, ready, scheduled, state)"
         " select n, 'default', 'add', '', now(), now(), false, false, 'succeeded' from generate_series(1, 6000) n"
     )
     meddler.rows("update jobs set attempt = 1")

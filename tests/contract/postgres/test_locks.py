@@ -125,14 +125,14 @@ def test_a_note_of_progress_waits_for_no_job_that_is_just_ending(ledger: Postgre
 
 def test_who_waits_for_a_workflow_holds_no_line(ledger: PostgresLedger, swept_pg_url: str) -> None:
     """Whoever has the workflow may be about to release a node into that line."""
-    number = workflow_of(ledger, new_job(more=JobExtras(line="k", line_limit=1)))
+    number = workflow_of(ledger, new_job(more=JobExtras(concurrency_key="k", concurrency_limit=1)))
     [held] = claim_jobs(ledger, start=1)
     ending = threading.Thread(target=turn, args=(ledger,), kwargs={"done": [done(held)]})
     with psycopg.connect(swept_pg_url) as other, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
         other.execute("select 1 from unstuck.workflows where id = %s for update", (number,))
         ending.start()
         wait_for(lambda: waits(onlooker), "the turn waits")
-        other.execute("select 1 from unstuck.lines where key = 'k' for update nowait")
+        other.execute("select 1 from unstuck.concurrency_keys where key = 'k' for update nowait")
     ending.join()
     assert look(ledger, number).state is WorkflowState.SUCCEEDED
 
@@ -224,7 +224,7 @@ def test_who_removes_old_jobs_leaves_those_of_a_workflow_that_is_just_taken_up_a
     ledger: PostgresLedger, swept_pg_url: str
 ) -> None:
     """Its nodes that ended well are not touched by that, but those that come after them need their results."""
-    kept = JobExtras(keep_s=0.001)
+    kept = JobExtras(retain_s=0.001)
     plain, brief = (workflow_of(ledger, new_job(more=more), new_job()) for more in (None, kept))
     turn(ledger, done=[done(job) for job in claim_jobs(ledger, start=2)])
     turn(ledger, endings=[crash(job) for job in claim_jobs(ledger, start=2)])
@@ -357,10 +357,10 @@ def test_workers_are_told_of_cancels_in_one_order(ledger: PostgresLedger, swept_
     [_], [_] = claim_jobs(ledger, "w1", limit=1, start=1), claim_jobs(ledger, "w0", limit=1, start=1)
     cancelling = threading.Thread(target=ledger.cancel, args=([number], "me"))
     with psycopg.connect(swept_pg_url) as beats, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
-        beats.execute("select 1 from unstuck.beats where worker_id = 'w0' for update")
+        beats.execute("select 1 from unstuck.worker_heartbeats where worker_id = 'w0' for update")
         cancelling.start()
         wait_for(lambda: waits(onlooker), "the cancel waits")
-        beats.execute("select 1 from unstuck.beats where worker_id = 'w1' for update nowait")
+        beats.execute("select 1 from unstuck.worker_heartbeats where worker_id = 'w1' for update nowait")
     cancelling.join()
     assert [len(ledger.beat(Heartbeat(worker, 1, 0)).cancel) for worker in ("w0", "w1")] == [1, 1]
 
@@ -381,16 +381,16 @@ def test_lines_are_taken_in_their_order_by_who_goes_from_one_to_another(
     ledger: PostgresLedger, swept_pg_url: str
 ) -> None:
     """The first node leaves line b, and the second, which is released by that, joins line a."""
-    lined = [new_job(more=JobExtras(line=line, line_limit=1)) for line in "ba"]
+    lined = [new_job(more=JobExtras(concurrency_key=line, concurrency_limit=1)) for line in "ba"]
     number = workflow_of(ledger, *lined)
     [held] = claim_jobs(ledger, start=1)
     ending = threading.Thread(target=turn, args=(ledger,), kwargs={"done": [done(held)]})
     with psycopg.connect(swept_pg_url) as other, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
-        onlooker.execute("insert into unstuck.lines (key) values ('a')")
-        other.execute("select 1 from unstuck.lines where key = 'a' for update")
+        onlooker.execute("insert into unstuck.concurrency_keys (key) values ('a')")
+        other.execute("select 1 from unstuck.concurrency_keys where key = 'a' for update")
         ending.start()
         wait_for(lambda: waits(onlooker), "the turn waits")
-        other.execute("select 1 from unstuck.lines where key = 'b' for update nowait")
+        other.execute("select 1 from unstuck.concurrency_keys where key = 'b' for update nowait")
     ending.join()
     [second] = claim_jobs(ledger, start=1)
     turn(ledger, done=[done(second)])
@@ -400,7 +400,7 @@ def test_lines_are_taken_in_their_order_by_who_goes_from_one_to_another(
 def test_who_was_passed_over_because_somebody_had_it_in_hand_is_let_in_by_those_hands(
     ledger: PostgresLedger, swept_pg_url: str
 ) -> None:
-    ties = JobExtras(line="k", line_limit=1)
+    ties = JobExtras(concurrency_key="k", concurrency_limit=1)
     first, second = put(ledger, more=ties), put(ledger, more=ties)
     [held] = claim_jobs(ledger, start=1)
     assert held.job_id == first
@@ -435,7 +435,10 @@ def open_ledger(swept_pg_url: str) -> Iterator[Callable[[], PostgresLedger]]:
 
 def flow() -> NewWorkflow:
     """One, then a group of many in two lines that may expire, then one that waits for the group."""
-    ties = [JobExtras(line=f"line {n % 2}", line_limit=2, expires_in_s=None if n % 3 else 0.05) for n in range(WIDE)]
+    ties = [
+        JobExtras(concurrency_key=f"line {n % 2}", concurrency_limit=2, expires_in_s=None if n % 3 else 0.05)
+        for n in range(WIDE)
+    ]
     inside = [NewNode(3 + n, 2, f"m{n}", "task", job=new_job(more=more)) for n, more in enumerate(ties)]
     nodes = (
         NewNode(0, None, "all", "group", source=1),
@@ -515,7 +518,7 @@ def broker(ledger: PostgresLedger, worker_ids: list[str], chance: random.Random)
         good = tuple(done(job) for job in answer.claimed if job not in bad)
         turns.append(Turn(worker_id, done=good, endings=tuple(crash(job) for job in bad)))
     chance.shuffle(turns)
-    lined = new_job(more=JobExtras(line=f"line {chance.randrange(2)}", line_limit=2))
+    lined = new_job(more=JobExtras(concurrency_key=f"line {chance.randrange(2)}", concurrency_limit=2))
     ledger.exchange(
         Exchange(jobs=(lined,), turns=tuple(turns), heartbeats=tuple(RemoteHeartbeat(one) for one in worker_ids))
     )

@@ -99,10 +99,10 @@ def keyed(**more: Any) -> NewJob:
 def test_an_end_is_written_while_another_session_holds_its_concurrency_key(
     ledger: PostgresLedger, user: Session
 ) -> None:
-    ties = JobExtras(line="a", line_limit=1)
+    ties = JobExtras(concurrency_key="a", concurrency_limit=1)
     first, second = put(ledger, more=ties), put(ledger, more=ties)
     [held] = claim_jobs(ledger, start=1)
-    user.execute("select 1 from unstuck.lines where key = 'a' for update")
+    user.execute("select 1 from unstuck.concurrency_keys where key = 'a' for update")
     answer = beside(lambda: turn(ledger, done=[done(held)]))
     assert answer.superseded == frozenset()
     assert state_of(ledger, first) is JobState.SUCCEEDED
@@ -122,9 +122,9 @@ def test_an_end_is_written_while_another_session_holds_its_concurrency_key(
 
 
 def test_the_limit_that_was_said_while_a_key_was_held_counts_afterwards(ledger: PostgresLedger, user: Session) -> None:
-    put(ledger, more=JobExtras(line="a", line_limit=1))
-    user.execute("select 1 from unstuck.lines where key = 'a' for update")
-    put(ledger, more=JobExtras(line="a", line_limit=2))
+    put(ledger, more=JobExtras(concurrency_key="a", concurrency_limit=1))
+    user.execute("select 1 from unstuck.concurrency_keys where key = 'a' for update")
+    put(ledger, more=JobExtras(concurrency_key="a", concurrency_limit=2))
     user.rollback()
     ledger.promote_due(10)
     assert len(claim_jobs(ledger)) == 2
@@ -134,14 +134,15 @@ def test_the_limit_that_was_said_while_a_key_was_held_counts_afterwards(ledger: 
 def test_many_who_wait_for_a_held_key_hide_no_other_key(
     ledger: PostgresLedger, user: Session, swept_pg_url: str
 ) -> None:
-    put(ledger, more=JobExtras(line="held", line_limit=1))
-    user.execute("select 1 from unstuck.lines where key = 'held' for update")
+    put(ledger, more=JobExtras(concurrency_key="held", concurrency_limit=1))
+    user.execute("select 1 from unstuck.concurrency_keys where key = 'held' for update")
     with psycopg.connect(swept_pg_url, autocommit=True) as other:
         # As so many enqueues at the held key leave them.
         other.execute(
-            "insert into unstuck.postponed_admissions (line, held) select 'held', true from generate_series(1, 2000)"
+            "insert into unstuck.postponed_admissions (concurrency_key, held) "
+            "select 'held', true from generate_series(1, 2000)"
         )
-    ties = JobExtras(line="free", line_limit=1)
+    ties = JobExtras(concurrency_key="free", concurrency_limit=1)
     put(ledger, unique_key="k", more=ties)
     waits = put(ledger, more=ties)
     with psycopg.connect(swept_pg_url) as shop:
@@ -151,8 +152,8 @@ def test_many_who_wait_for_a_held_key_hide_no_other_key(
 
 
 def test_a_key_that_another_session_has_just_made_is_not_waited_for(ledger: PostgresLedger, user: Session) -> None:
-    user.execute("insert into unstuck.lines (key) values ('new')")
-    job_id = beside(lambda: put(ledger, more=JobExtras(line="new", line_limit=1)))
+    user.execute("insert into unstuck.concurrency_keys (key) values ('new')")
+    job_id = beside(lambda: put(ledger, more=JobExtras(concurrency_key="new", concurrency_limit=1)))
     assert claim_jobs(ledger) == []
     user.rollback()
     ledger.promote_due(10)
@@ -160,11 +161,13 @@ def test_a_key_that_another_session_has_just_made_is_not_waited_for(ledger: Post
 
 
 def test_a_replacement_in_an_open_transaction_holds_up_nobody(ledger: PostgresLedger, user: Session) -> None:
-    ties = JobExtras(line="a", line_limit=1)
+    ties = JobExtras(concurrency_key="a", concurrency_limit=1)
     put(ledger, more=ties)
     [held] = claim_jobs(ledger, start=1)
     waits = put(ledger, unique_key="k", more=ties)
-    newest = ledger.enqueue_on(user, [keyed(line="a", line_limit=1, on_duplicate="replace")])[0].job_id
+    newest = ledger.enqueue_on(user, [keyed(concurrency_key="a", concurrency_limit=1, on_duplicate="replace")])[
+        0
+    ].job_id
     lock_waits = LockWaits(ledger)
     turn(ledger, done=[done(held)])
     assert lock_waits.count == 0, "it does not even wait for a moment"
@@ -176,11 +179,11 @@ def test_a_replacement_in_an_open_transaction_holds_up_nobody(ledger: PostgresLe
 
 def test_a_replacement_that_is_rolled_back_leaves_nobody_behind(ledger: PostgresLedger, user: Session) -> None:
     """Whoever ended meanwhile passed over the job that the transaction had locked."""
-    ties = JobExtras(line="a", line_limit=1)
+    ties = JobExtras(concurrency_key="a", concurrency_limit=1)
     put(ledger, more=ties)
     [held] = claim_jobs(ledger, start=1)
     waits = put(ledger, unique_key="k", more=ties)
-    ledger.enqueue_on(user, [keyed(line="a", line_limit=1, on_duplicate="replace")])
+    ledger.enqueue_on(user, [keyed(concurrency_key="a", concurrency_limit=1, on_duplicate="replace")])
     turn(ledger, done=[done(held)])
     user.rollback()
     ledger.promote_due(10)
@@ -190,11 +193,11 @@ def test_a_replacement_that_is_rolled_back_leaves_nobody_behind(ledger: Postgres
 
 def test_many_keys_that_one_session_holds_cost_one_wait(ledger: PostgresLedger, user: Session) -> None:
     for number in range(20):
-        put(ledger, more=JobExtras(line=f"a{number}", line_limit=1))
+        put(ledger, more=JobExtras(concurrency_key=f"a{number}", concurrency_limit=1))
     held = claim_jobs(ledger, start=20)
     for number in range(20):
-        put(ledger, more=JobExtras(line=f"a{number}", line_limit=1))
-    user.execute("select 1 from unstuck.lines for update")
+        put(ledger, more=JobExtras(concurrency_key=f"a{number}", concurrency_limit=1))
+    user.execute("select 1 from unstuck.concurrency_keys for update")
     waits = LockWaits(ledger)
     beside(lambda: turn(ledger, done=[done(job) for job in held]))
     assert waits.count == 1
@@ -399,14 +402,14 @@ SWEEPS: dict[str, Callable[[PostgresLedger], object]] = {
 def test_a_sweep_waits_for_no_row_that_another_session_holds(ledger: PostgresLedger, user: Session, sweep: str) -> None:
     """One of each kind: done, running, waiting, expired, in line, of a workflow, with keys of both kinds."""
     running(ledger)
-    turn(ledger, done=[done(running(ledger, more=JobExtras(keep_s=0.0)))])
+    turn(ledger, done=[done(running(ledger, more=JobExtras(retain_s=0.0)))])
     turn(ledger, endings=[crash_retry(running(ledger), delay_s=0.001)])
     put(ledger, more=JobExtras(expires_in_s=0.001))
-    put(ledger, more=JobExtras(line="a", line_limit=1))
-    put(ledger, more=JobExtras(line="a", line_limit=1))
+    put(ledger, more=JobExtras(concurrency_key="a", concurrency_limit=1))
+    put(ledger, more=JobExtras(concurrency_key="a", concurrency_limit=1))
     put(ledger, unique_key="u", more=JobExtras(unique_for_s=0.001))
     workflow_of(ledger, new_job(), new_job())
-    for table in ("jobs", "lines", "workflows", "kept_keys"):
+    for table in ("jobs", "concurrency_keys", "workflows", "unique_keys"):
         user.execute(f"select 1 from unstuck.{table} for update")  # type: ignore[arg-type]
     waits = LockWaits(ledger)
     SWEEPS[sweep](ledger)
@@ -431,8 +434,8 @@ def test_an_operator_is_told_who_holds_a_row(
     monkeypatch.setattr(
         locks.HolderVerbs, "past_locks", lambda self, lane, call, _=0.0: patience(self, lane, call, 0.0)
     )
-    job_id = put(ledger, more=JobExtras(line="a", line_limit=1))
-    for table in ("jobs", "lines"):
+    job_id = put(ledger, more=JobExtras(concurrency_key="a", concurrency_limit=1))
+    for table in ("jobs", "concurrency_keys"):
         user.execute(f"select 1 from unstuck.{table} for update")  # type: ignore[arg-type]
     error = beside(lambda: OPERATORS[act](ledger, job_id))
     assert isinstance(error, LedgerBusy)

@@ -42,7 +42,7 @@ def worst(pg_ledger: PostgresLedger, pg_url: str) -> PostgresLedger:
     """Statistics say that nothing is ever ready, waiting or held; then there is a lot."""
     with psycopg.connect(pg_url, autocommit=True) as connection:
         connection.execute(
-            "insert into unstuck.jobs (id, queue, task, payload, enqueued_at, finished_at, ready, waiting, state)"
+            "insert into unstuck.jobs (id, queue, task, payload, enqueued_at, finished_at, ready, scheduled, state)"
             " select nextval('unstuck.job_ids'), 'default', 'add', '', now(), now(), false, false, 'succeeded'"
             f" from generate_series(1, {FINISHED})"
         )
@@ -236,7 +236,7 @@ def test_the_ring_reads_those_of_its_own_host(pg_ledger: PostgresLedger, pg_url:
             connection.execute("vacuum analyze")
     assert [worker.id for worker in pg_ledger.peers_of("w120", "host-0", 24)] == ["w180", "w240", "w000", "w060"]
     values = {"worker_id": "w120", "host": "host-0", "size": 24}
-    for table in ("workers", "beats"):
+    for table in ("workers", "worker_heartbeats"):
         scanned, fetched = reads(pg_ledger, "ring_of", values, repeat=7, table=table)
         assert scanned == 0
         assert fetched <= 20
@@ -281,7 +281,7 @@ def test_ends_of_nodes_read_their_own(pg_ledger: PostgresLedger, pg_url: str, ki
     flow = NewWorkflow("all", new_job(task="unstuck.workflow"), (whole, *chain), edges)
     for _ in range(FINISHED // BATCH // 4):
         pg_ledger.begin_workflow(flow)
-    for table in ("nodes", "edges", "drafts", "workflows"):
+    for table in ("workflow_nodes", "workflow_edges", "node_jobs", "workflows"):
         held = claim_jobs(pg_ledger, limit=BATCH // 4, start=BATCH // 4)
         ends = Turn("w1", done=tuple(done(job) for job in held))
         if kind == "endings":
@@ -300,7 +300,7 @@ def test_ends_of_workflows_read_their_own(pg_ledger: PostgresLedger) -> None:
         pg_ledger.begin_workflow(flow)
     few = BATCH // 10
     ends = Turn("w1", done=tuple(done(job) for job in claim_jobs(pg_ledger, limit=few, start=few)))
-    scanned, fetched = reads(pg_ledger, "turn", turn_values(ends), table="nodes")
+    scanned, fetched = reads(pg_ledger, "turn", turn_values(ends), table="workflow_nodes")
     assert len(pg_ledger.workflows("succeeded")) == few + 1
     assert scanned == 0
     assert fetched <= few * TIMES_EACH
@@ -319,7 +319,7 @@ def test_nodes_stay_hot(pg_ledger: PostgresLedger, pg_url: str) -> None:
     assert found.counts == {"succeeded": BATCH}
     pg_ledger.close()
     with psycopg.connect(pg_url, autocommit=True) as connection:
-        written = "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relname = 'nodes'"
+        written = "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relname = 'workflow_nodes'"
         # Counters of a session are there at the latest when it is over.
         wait_for(lambda: (connection.execute(written).fetchone() or (0,))[0] >= 2 * BATCH, "they are counted")
         updated, hot = connection.execute(written).fetchone() or (0, 0)
@@ -335,7 +335,8 @@ def test_beats_stay_hot(pg_ledger: PostgresLedger, pg_url: str) -> None:
             for _ in range(50):
                 connection.execute(pg_ledger.sql["beat"], beat)
             row = connection.execute(
-                "select n_tup_upd, n_tup_hot_upd, n_tup_ins from pg_stat_xact_user_tables where relname = 'beats'"
+                "select n_tup_upd, n_tup_hot_upd, n_tup_ins from pg_stat_xact_user_tables "
+                "where relname = 'worker_heartbeats'"
             ).fetchone()
     assert row is not None
     assert row[0] == 50

@@ -137,7 +137,7 @@ def test_the_limit_of_any_role_counts_that_may_be_the_role_of_a_worker(
     role = f"limited_{admin.info.dbname}"
     admin.execute(f"create role {role} login connection limit 2")
     if writes:
-        admin.execute(f"grant update on unstuck.beats to {role}")
+        admin.execute(f"grant update on unstuck.worker_heartbeats to {role}")
     try:
         with psycopg.connect(pg_url, user=role):
             assert (reaper.victim().sessions_doubted_s == 0.0) is doubted
@@ -168,7 +168,7 @@ def test_a_clock_that_is_set_back_ends_no_doubt_and_keeps_none(
 ) -> None:
     terminate(fleet["w2"], admin)
     reaper.ledger.keep_watch(Tick(None, 1.0))
-    for changed in ("ledger set sessions_doubted_at = sessions_doubted_at", "beats set beat_at = beat_at"):
+    for changed in ("ledger set sessions_doubted_at = sessions_doubted_at", "worker_heartbeats set beat_at = beat_at"):
         admin.execute(f"update unstuck.{changed} + interval '1 hour'")
     admin.execute(
         "update unstuck.watch_periods set since = since + interval '1 hour', until = until + interval '1 hour'"

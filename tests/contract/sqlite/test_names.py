@@ -24,7 +24,7 @@ THEIRS = (
     "outputs",
     "ledger",
     "migrations",
-    "beats",
+    "worker_heartbeats",
     "tickets",
 )
 VIEWS = frozenset({"worker_status", "heartbeats", "attempt_status"})

@@ -22,12 +22,12 @@ INDEX_OF = {
     "nth_ready_from_behind": "unstuck_jobs_ready",
     "held_by": "unstuck_jobs_held",
     "cancel_asked": "unstuck_jobs_held",
-    "next_due": "unstuck_jobs_waiting",
-    "find_live_key": "unstuck_jobs_live_key",
+    "next_due": "unstuck_jobs_scheduled",
+    "find_live_key": "unstuck_jobs_active_key",
     "jobs_with_error": "unstuck_jobs_error",
     "jobs_held": "unstuck_jobs_held",
     "jobs_ready": "unstuck_jobs_ready",
-    "jobs_waiting": "unstuck_jobs_waiting",
+    "jobs_waiting": "unstuck_jobs_scheduled",
     "many_pending": "unstuck_jobs_ready",
     "error_codes": "unstuck_jobs_error",
     "count_ready": "unstuck_jobs_ready",
@@ -35,12 +35,12 @@ INDEX_OF = {
     "ready_queues": "unstuck_jobs_ready",
     "count_ready_of": "unstuck_jobs_ready",
     "look_ready": "unstuck_jobs_ready",
-    "look_scheduled": "unstuck_jobs_waiting",
-    "look_coming": "unstuck_jobs_waiting",
-    "look_overdue": "unstuck_jobs_waiting",
+    "look_scheduled": "unstuck_jobs_scheduled",
+    "look_coming": "unstuck_jobs_scheduled",
+    "look_overdue": "unstuck_jobs_scheduled",
     "look_quarantined": "unstuck_jobs_error",
-    "nodes_inside": "unstuck_nodes_inside",
-    "recount_nodes": "unstuck_nodes_inside",
+    "nodes_inside": "unstuck_workflow_nodes_inside",
+    "recount_nodes": "unstuck_workflow_nodes_inside",
     "workflows_in_state": "unstuck_workflows_by_state",
 }
 BY_KEY = (
@@ -56,7 +56,8 @@ BY_KEY = (
 
 INSERT = """
 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count})
-INSERT INTO unstuck_jobs (id, state, ready, waiting, held, rank, queue, task, run_at, enqueued_at, finished_at, payload)
+INSERT INTO unstuck_jobs
+    (id, state, ready, scheduled, held, rank, queue, task, run_at, enqueued_at, finished_at, payload)
 SELECT i + {offset}, '{state}', {ready}, 0, 0, 0, 'default', 'add', 0, 0, {finished_at}, x'00' FROM n
 """
 

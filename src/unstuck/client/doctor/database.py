@@ -197,7 +197,7 @@ def _check_table(table: TableLook, limits: Thresholds) -> Iterator[Finding]:
             "Set autovacuum = on in the server, and reset autovacuum_enabled on the table.",
             table=table.name,
         )
-    allowed = limits.dead_rows * (BEATS_SHARE if table.name == "beats" else 1)
+    allowed = limits.dead_rows * (BEATS_SHARE if table.name == "worker_heartbeats" else 1)
     if table.dead_rows > allowed + DEAD_SHARE * table.live_rows and table.unswept_s > limits.unswept_s:
         yield warning(
             Code.DEAD_ROWS,

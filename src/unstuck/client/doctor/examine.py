@@ -169,7 +169,7 @@ def _standing(job: JobRecord, reason: Reason, where: str) -> str:
         case JobState.RUNNING:
             return f"{where}, which gives no sign of life"
         case JobState.WAITING:
-            return "sleeps" if job.awaits is None else f"waits for signal {job.awaits!r}"
+            return "sleeps" if job.awaits_signal is None else f"waits for signal {job.awaits_signal!r}"
         case _:
             return f"{where} and does not run"
 

@@ -162,7 +162,9 @@ def _patience_s(held: HeldRecord, worker: WorkerRecord | None) -> float | None:
 
 def _attempt(found: _StaleJob, policy: Policy) -> Attempt:
     held = found.held
-    return Attempt(held.job_id, held.token, policy, held.failures, held.crashes, held.cancel_requested, held.suspicions)
+    return Attempt(
+        held.job_id, held.token, policy, held.failures, held.crashes, held.cancel_requested, held.suspected_crashes
+    )
 
 
 def _cause(found: _StaleJob, done: str, by: str) -> str:

@@ -54,8 +54,8 @@ def headline(job_facts: JobFacts, tries: list[NumberedAttempt]) -> str:
             )
         case JobState.RUNNING:
             return f"It is running, try {len(tries) or 1}{_after_trouble(tries)}."
-        case JobState.WAITING if job.awaits is not None:
-            return f"It waits for signal {job.awaits!r}."
+        case JobState.WAITING if job.awaits_signal is not None:
+            return f"It waits for signal {job.awaits_signal!r}."
         case JobState.WAITING:
             return "It sleeps."
         case JobState.CLAIMED:
@@ -154,8 +154,8 @@ def _while_it_lives(job_facts: JobFacts) -> list[Action]:
     if queue is not None and queue.paused:
         actions.append(Action(f"unstuck resume {job.queue}", "lets its queue go on"))
     reason = find_reason(job, job_facts.context)
-    if job.awaits is not None:
-        actions.append(Action(f"unstuck signal {job.id} {shlex.quote(job.awaits)}", "sends what it waits for"))
+    if job.awaits_signal is not None:
+        actions.append(Action(f"unstuck signal {job.id} {shlex.quote(job.awaits_signal)}", "sends what it waits for"))
     elif reason is not None and reason.command:
         actions.append(Action(reason.command, "lets a worker that could run it take jobs again"))
     if reason is not None and reason.code is Code.BLOCKING_TRANSACTION:

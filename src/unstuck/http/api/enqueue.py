@@ -145,9 +145,9 @@ def _with_limit_that_is_there(ledger: Ledger, job: NewJob) -> NewJob:
     """Return a job that takes the limit of its key as it is; the limit of its task counts for a new key alone.
 
     Else a caller could name the key of others with a task that has another limit."""
-    if job.more is None or job.more.line_limit is None or not ledger.concurrency_keys(job.more.line):
+    if job.more is None or job.more.concurrency_limit is None or not ledger.concurrency_keys(job.more.concurrency_key):
         return job
-    return msgspec.structs.replace(job, more=msgspec.structs.replace(job.more, line_limit=None))
+    return msgspec.structs.replace(job, more=msgspec.structs.replace(job.more, concurrency_limit=None))
 
 
 def _limit_refused() -> Problem:

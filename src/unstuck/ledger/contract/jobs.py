@@ -58,9 +58,9 @@ class JobRecord(msgspec.Struct, frozen=True):
     finished_at: float | None
     worker_id: str | None
     token: int | None
-    suspicions: int = 0
+    suspected_crashes: int = 0
     run_alone: bool = False
-    awaits: str | None = None
+    awaits_signal: str | None = None
     """The signal that it waits for."""
     wakes: bool = True
     """False for one that waits for a signal however long it takes; else it goes on at `run_at` at the latest."""
@@ -101,7 +101,7 @@ class Fate(msgspec.Struct, frozen=True):
     error_code: str | None
     worker_id: str | None
     """Whose this attempt was; None if the ledger knows of no such attempt."""
-    ended_as: AttemptState | None
+    last_attempt_state: AttemptState | None
     """None while it goes on, and if it is unknown."""
     ended_code: str | None
 
@@ -221,18 +221,19 @@ class NewJob(msgspec.Struct, frozen=True):
 class JobExtras(msgspec.Struct, frozen=True, omit_defaults=True):
     """What few jobs have: whom else their ends concern, and how long they are good for."""
 
-    line: str | None = None
-    """Its `concurrency_key`: so many of one line run at once as its `line_limit` says."""
-    line_limit: int | None = None
+    concurrency_key: str | None = None
+    """Jobs with the same key share its `concurrency_limit`."""
+    concurrency_limit: int | None = None
+    """Maximum number of jobs with this key that are held at once."""
     workflow_id: int | None = None
     place: int | None = None
-    needs: bool | None = None
+    needs_inputs: bool | None = None
     """Of a node: it is given results of others with its claim."""
     hooks: dict[str, Any] | None = None
     """Work that follows its ends, by kind of end."""
     expires_in_s: float | None = None
     """Not begun within that time it is cancelled as expired."""
-    keep_s: float | None = None
+    retain_s: float | None = None
     """How long it is kept after its end; None: as long as the ledger keeps all."""
     unique: Literal["pending"] | None = None
     """What its unique key is good for: until it is claimed; None: until it ends."""

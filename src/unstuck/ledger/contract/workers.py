@@ -169,7 +169,7 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
     crashes: int
     attempt: int
     """1 for the first try that a worker claimed, and so on: for people, never a fence."""
-    suspicions: int = 0
+    suspected_crashes: int = 0
     """Deaths that it shared with others, so far."""
     run_alone: bool = False
     """It may have killed a process that it shared, and must have one of its own."""
@@ -215,7 +215,7 @@ class HeldRecord(msgspec.Struct, frozen=True):
     """Since it was started; 0 for a claimed one."""
     silent_s: float
     """Since its worker's last beat, by the same rule as `WorkerWatch.silent_s`."""
-    suspicions: int = 0
+    suspected_crashes: int = 0
     deferred: bool = False
     """Its worker is done with it, and a lock keeps the outcome from the ledger."""
 

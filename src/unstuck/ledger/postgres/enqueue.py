@@ -251,7 +251,7 @@ def in_batches(
 
 
 def _standing_later(job: NewJob) -> NewJob:
-    if job.more is None or (job.more.line is None and job.more.on_duplicate != "replace"):
+    if job.more is None or (job.more.concurrency_key is None and job.more.on_duplicate != "replace"):
         return job
     return msgspec.structs.replace(job, more=msgspec.structs.replace(job.more, later=True))
 

@@ -198,7 +198,7 @@ def _values(workflow: NewWorkflow) -> dict[str, str]:
             "blockers": blockers.get(node.place, 0),
             "open": members.get(node.place, 0),
             "source": node.source,
-            "needs": True if node.kind == "map" or node.place in given else None,
+            "needs_inputs": True if node.kind == "map" or node.place in given else None,
             "spec": None if node.job is None else _spec(node.job),
         }
         for node in workflow.nodes

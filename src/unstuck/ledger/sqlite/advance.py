@@ -178,7 +178,7 @@ def _row(place: int, job: NewJob, needs: bool) -> tuple[object, ...]:
     assert job.unique_key is None, "a node has none"
     assert job.run_at is None, "a node has none"
     more = job.more or JobExtras()
-    refuse_nul(job.task, job.queue, job.enqueued_by, job.payload_type, more.line)
+    refuse_nul(job.task, job.queue, job.enqueued_by, job.payload_type, more.concurrency_key)
     return (
         place,
         -job.priority,
@@ -191,12 +191,12 @@ def _row(place: int, job: NewJob, needs: bool) -> tuple[object, ...]:
         job.timeout_s,
         job.enqueued_by,
         None if job.payload_type == "json" else job.payload_type,
-        more.line,
-        more.line_limit,
+        more.concurrency_key,
+        more.concurrency_limit,
         True if needs else None,
         hooks_text(more),
         more.expires_in_s,
-        more.keep_s,
+        more.retain_s,
         job.policy or None,
         job.payload,
     )

@@ -145,14 +145,14 @@ def _as_unstopped(ending: Ending) -> Ending:
 
 
 def _suspend(cursor: apsw.Cursor, fence: tuple[int, int, str], ending: Ending) -> None:
-    if ending.awaits is not None and has_signal(cursor, ending.job_id, ending.awaits):
+    if ending.awaits_signal is not None and has_signal(cursor, ending.job_id, ending.awaits_signal):
         # It came while the job ran: there is nothing to wait for.
         _requeue(cursor, fence, msgspec.structs.replace(ending, delay_s=0.0), ran=True)
         return
     now = time.time()
     cursor.execute(SQL["archive_attempt"], (*fence[:2], ending.attempt.value, now, None, None))
     wakes_at = now + max(ending.delay_s, 0.0) if ending.wakes else None
-    cursor.execute(SQL["suspend_job"], (*fence, wakes_at, ending.awaits))
+    cursor.execute(SQL["suspend_job"], (*fence, wakes_at, ending.awaits_signal))
 
 
 def _requeue(cursor: apsw.Cursor, fence: tuple[int, int, str], ending: Ending, *, ran: bool) -> None:

@@ -144,8 +144,8 @@ def insert_jobs(cursor: apsw.Cursor, jobs: Sequence[NewJob]) -> list[Enqueued]:
             rows.append(_row(next_id, job, now))
         else:
             tied.append((*_row(next_id, job, now), *_extras_row(job, job.more, now)))
-            if job.more.line is not None:
-                places[job.more.line] = job.more.line_limit or places.get(job.more.line)
+            if job.more.concurrency_key is not None:
+                places[job.more.concurrency_key] = job.more.concurrency_limit or places.get(job.more.concurrency_key)
         answer.append(Enqueued(next_id))
         next_id += 1
     _insert(cursor, rows, tied)
@@ -188,20 +188,20 @@ def _row(job_id: int, job: NewJob, now: float) -> tuple[Any, ...]:
 
 
 def _extras_row(job: NewJob, more: JobExtras, now: float) -> tuple[Any, ...]:
-    refuse_nul(more.line)
+    refuse_nul(more.concurrency_key)
     due_at = max(now, job.run_at if job.run_at is not None else now + job.delay_s)
     hooks = hooks_text(more)
     return (
-        not (more.line is None and more.workflow_id is None and hooks is None),
-        more.line,
+        not (more.concurrency_key is None and more.workflow_id is None and hooks is None),
+        more.concurrency_key,
         more.workflow_id,
         more.place,
         hooks,
         None if more.expires_in_s is None else due_at + more.expires_in_s,
-        more.keep_s,
-        more.line_limit,
+        more.retain_s,
+        more.concurrency_limit,
         unique_for(job),
-        more.needs,
+        more.needs_inputs,
     )
 
 

@@ -53,7 +53,7 @@ def held_job(row: Row, clock: Clock) -> HeldRecord:
         held_s=max(clock.at - claimed_at, 0.0) if claimed_at is not None else 0.0,
         running_s=clock.running_s(boot_id, started_boot_s, started_at),
         silent_s=clock.silent_s(beat_at),
-        suspicions=row[19],
+        suspected_crashes=row[19],
         deferred=row[20] is not None and row[20] > clock.at,
     )
 
@@ -111,9 +111,9 @@ def job_record(row: Row, *, is_whole: bool = True) -> JobRecord:
         finished_at=row[23],
         worker_id=row[24],
         token=row[25],
-        suspicions=row[26],
+        suspected_crashes=row[26],
         run_alone=bool(row[27]),
-        awaits=row[28],
+        awaits_signal=row[28],
         wakes=bool(row[29]),
     )
 

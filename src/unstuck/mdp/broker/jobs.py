@@ -140,7 +140,7 @@ def _bare_rules(retry_attempts: int) -> _Rules:
 
 def _made(given: Policy) -> _Rules:
     policy, hooks = without_hooks(given)
-    ties = JobExtras(hooks=hooks, expires_in_s=policy.order.expires_s, keep_s=policy.order.retain_s)
+    ties = JobExtras(hooks=hooks, expires_in_s=policy.order.expires_s, retain_s=policy.order.retain_s)
     return _Rules(policy, encode_policy(policy), None if ties == JobExtras() else ties)
 
 
@@ -150,7 +150,9 @@ def _job_extras(service: str, payload: bytes, rules: _Rules, concurrency_key: st
     ties = rules.more or JobExtras()
     limit = rules.policy.order.limit if rules.has_lines else None
     return msgspec.structs.replace(
-        ties, line=concurrency_key or _concurrency_key(service, payload, rules.policy.order), line_limit=limit
+        ties,
+        concurrency_key=concurrency_key or _concurrency_key(service, payload, rules.policy.order),
+        concurrency_limit=limit,
     )
 
 

@@ -1,33 +1,33 @@
 -- Admissions that are left for later, because another session is in the way.
 
 -- Leave the admission at these concurrency keys to `admit_postponed`, with the limits that those who joined wanted.
-create or replace function {schema}.postpone_admissions(p_lines text[], p_more jsonb[], p_held boolean) returns void
+create or replace function {schema}.postpone_admissions(p_keys text[], p_more jsonb[], p_held boolean) returns void
 language plpgsql volatile
 {fixed_path}
 as $body$
 begin
-    insert into {schema}.postponed_admissions (line, places, held)
-    select u.line, (
-        select (m.more ->> 'line_limit')::integer from unnest(p_more) with ordinality as m(more, n)
-        where m.more ->> 'line' = u.line and m.more ? 'line_limit' and not m.more ? 'later'
+    insert into {schema}.postponed_admissions (concurrency_key, places, held)
+    select u.concurrency_key, (
+        select (m.more ->> 'concurrency_limit')::integer from unnest(p_more) with ordinality as m(more, n)
+        where m.more ->> 'concurrency_key' = u.concurrency_key and m.more ? 'concurrency_limit' and not m.more ? 'later'
         order by m.n desc limit 1), p_held
-    from unnest(p_lines) as u(line) where u.line is not null
-    group by u.line;
+    from unnest(p_keys) as u(concurrency_key) where u.concurrency_key is not null
+    group by u.concurrency_key;
 end
 $body$;
 
--- As `let_in_gathered`, for a transaction that may stay open: it takes no lock that workers need.
+-- As `admit_gathered`, for a transaction that may stay open: it takes no lock that workers need.
 create or replace function {schema}.postpone_gathered() returns void
 language plpgsql volatile
 {fixed_path}
 as $body$
 declare
     v_more constant jsonb[] := array(
-        select e.value from jsonb_array_elements(current_setting('unstuck.lines')::jsonb) with ordinality as e(value, n)
+        select e.value from jsonb_array_elements(current_setting('unstuck.concurrency_keys')::jsonb) with ordinality as e(value, n)
         order by e.n);
 begin
-    perform set_config('unstuck.lines', '', true);
-    perform {schema}.postpone_admissions(array(select m ->> 'line' from unnest(v_more) as m), v_more, false);
+    perform set_config('unstuck.concurrency_keys', '', true);
+    perform {schema}.postpone_admissions(array(select m ->> 'concurrency_key' from unnest(v_more) as m), v_more, false);
 end
 $body$;
 
@@ -39,24 +39,24 @@ language plpgsql volatile
 set enable_bitmapscan = off
 as $body$
 declare
-    v_lines text[];
+    v_keys text[];
     v_free text[];
 begin
     -- From key to key in the index: a key that somebody holds may have thousands of notes, and hides no other.
-    with recursive found (line) as (
-        (select p.line from {schema}.postponed_admissions p order by p.line limit 1)
+    with recursive found (concurrency_key) as (
+        (select p.concurrency_key from {schema}.postponed_admissions p order by p.concurrency_key limit 1)
         union all
-        select (select p.line from {schema}.postponed_admissions p where p.line > f.line order by p.line limit 1)
-        from found f where f.line is not null
+        select (select p.concurrency_key from {schema}.postponed_admissions p where p.concurrency_key > f.concurrency_key order by p.concurrency_key limit 1)
+        from found f where f.concurrency_key is not null
     )
-    select array_agg(x.line) into v_lines from (select f.line from found f where f.line is not null limit p_limit) x;
-    if v_lines is null then
+    select array_agg(x.concurrency_key) into v_keys from (select f.concurrency_key from found f where f.concurrency_key is not null limit p_limit) x;
+    if v_keys is null then
         return '{}';
     end if;
-    v_free := array(select l.key from {schema}.lines l where l.key = any (v_lines) order by l.key for update skip locked);
-    return {schema}.let_in(
-        v_free || array(select u.line from unnest(v_lines) as u(line)
-                        where not exists (select 1 from {schema}.lines l where l.key = u.line)), null);
+    v_free := array(select l.key from {schema}.concurrency_keys l where l.key = any (v_keys) order by l.key for update skip locked);
+    return {schema}.admit_now(
+        v_free || array(select u.concurrency_key from unnest(v_keys) as u(concurrency_key)
+                        where not exists (select 1 from {schema}.concurrency_keys l where l.key = u.concurrency_key)), null);
 end
 $body$;
 

@@ -13,7 +13,7 @@ as $body$
 #variable_conflict use_column
 declare
     v_free bigint[];
-    v_tied bigint[];
+    v_linked bigint[];
     v_workers text[];
 begin
     perform {schema}.lock_workflows(p_ids);
@@ -23,9 +23,9 @@ begin
     select array_agg(x.id) into v_free from (
         select j.id from unnest(p_ids) as u(id) join {schema}.jobs j on j.id = u.id for update of j skip locked
     ) x;
-    select array_agg(j.id order by j.id) filter (where j.tied and j.state in ('pending', 'claimed', 'waiting')),
+    select array_agg(j.id order by j.id) filter (where j.has_links and j.state in ('pending', 'claimed', 'waiting')),
            array_agg(j.worker_id) filter (where j.state = 'running')
-    into v_tied, v_workers
+    into v_linked, v_workers
     from {schema}.jobs j where j.id = any (v_free);
     return query
     with asked as materialized (
@@ -34,8 +34,8 @@ begin
         select j.id, j.state, j.worker_id from {schema}.jobs j where j.id = any (v_free)
     ), stopped as (
         update {schema}.jobs j set
-            state = 'cancelled', ready = false, waiting = false, held = false, blocked = null, awaits = null, finished_at = clock_timestamp(),
-            token = null, worker_id = null, claimed_at = null, live_key = null,
+            state = 'cancelled', ready = false, scheduled = false, held = false, blocked = null, awaits_signal = null, finished_at = clock_timestamp(),
+            token = null, worker_id = null, claimed_at = null, active_key = null,
             error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = 'cancelled by ' || p_by || ' before it ran',
             error_details = null
         from found f
@@ -47,7 +47,7 @@ begin
         where j.id = f.id and f.state = 'running'
         returning j.workflow_id, j.place
     ), meant as (
-        update {schema}.nodes n set unstop = null
+        update {schema}.workflow_nodes n set unstop = null
         from asked_to_stop s
         where n.workflow_id = s.workflow_id and n.place = s.place and coalesce(n.unstop, false)
     ), told as (
@@ -67,8 +67,8 @@ begin
            case when f.state in ('claimed', 'running') then f.worker_id end
     from asked a left join found f on f.id = a.id;
     perform {schema}.flag_cancels(v_workers);
-    if v_tied is not null then
-        perform {schema}.settled(v_tied, array_fill('cancelled'::text, array[cardinality(v_tied)]));
+    if v_linked is not null then
+        perform {schema}.settled(v_linked, array_fill('cancelled'::text, array[cardinality(v_linked)]));
     end if;
 end
 $body$;
@@ -81,8 +81,8 @@ language plpgsql volatile
 as $body$
 begin
     if p_workers is not null then
-        perform 1 from {schema}.beats b where b.worker_id = any (p_workers) order by b.worker_id for update;
-        update {schema}.beats b set cancels = true where b.worker_id = any (p_workers);
+        perform 1 from {schema}.worker_heartbeats b where b.worker_id = any (p_workers) order by b.worker_id for update;
+        update {schema}.worker_heartbeats b set cancels = true where b.worker_id = any (p_workers);
     end if;
 end
 $body$;

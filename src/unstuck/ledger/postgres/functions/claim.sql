@@ -119,7 +119,7 @@ as $body$
 begin
     return least((
         select greatest(0, extract(epoch from x.run_at - clock_timestamp()))
-        from (select j.run_at, j.queue from {schema}.jobs j where j.waiting order by j.run_at limit 200) x
+        from (select j.run_at, j.queue from {schema}.jobs j where j.scheduled order by j.run_at limit 200) x
         where x.queue = any (p_queues)
         limit 1), {schema}.postponed_in_s_v1());
 end

@@ -32,14 +32,14 @@ begin
         v_ids := array(
             select w.id
             from (select l.id, l.state, l.attempt from {schema}.jobs l
-                  where l.waiting and l.run_at > v_now order by l.run_at limit c_looked_at) w
+                  where l.scheduled and l.run_at > v_now order by l.run_at limit c_looked_at) w
             where w.state = 'pending' and w.attempt > 0
               and exists (select from {schema}.attempts a
                           where a.job_id = w.id and a.ended_at > v_now + make_interval(secs => c_step_s)));
         if v_ids = '{}' then
             return 0;
         end if;
-        v_ids := array(select w.id from {schema}.jobs w where w.id = any (v_ids) and w.waiting for update skip locked);
+        v_ids := array(select w.id from {schema}.jobs w where w.id = any (v_ids) and w.scheduled for update skip locked);
         update {schema}.jobs j set run_at = greatest(v_now, v_now + (j.run_at - e.ended_at))
         from (select a.job_id, max(a.ended_at) as ended_at from {schema}.attempts a
               where a.job_id = any (v_ids) group by a.job_id) e
@@ -49,7 +49,7 @@ begin
     end if;
     v_ids := array(
         select w.id from {schema}.jobs w
-        where w.waiting and w.run_at > v_now and w.state = 'pending' and w.attempt > 0
+        where w.scheduled and w.run_at > v_now and w.state = 'pending' and w.attempt > 0
         order by w.run_at limit p_limit for update skip locked);
     update {schema}.jobs j set run_at = greatest(v_now, j.run_at - make_interval(secs => v_step_s))
     where j.id = any (v_ids);

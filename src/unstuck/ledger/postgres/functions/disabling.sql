@@ -23,7 +23,7 @@ select exists (
       and not exists (
           select 1
           from {schema}.workers o
-          join {schema}.vitals v on v.worker_id = o.id
+          join {schema}.worker_watch v on v.worker_id = o.id
           left join {schema}.hosts h on h.name = o.host
           where o.id <> w.id
             and o.state = 'active' and o.request is null and o.disabled is null and h.disabled is null

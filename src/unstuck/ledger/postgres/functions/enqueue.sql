@@ -29,7 +29,7 @@ declare
 begin
     if v_peculiar then
         -- Who is replaced leaves a line, before we join ours.
-        v_outer := {schema}.gather_lines();
+        v_outer := {schema}.gather_keys();
         -- Keys that are kept for a period are in a table of their own: who finds one there is not stored.
         select array_agg(k.place), array_agg(k.job_id) into v_kept, v_keepers from {schema}.keep_keys(p_ids, p_unique_keys, p_more) k;
         return query select * from unnest(v_kept, v_keepers);
@@ -40,15 +40,15 @@ begin
         -- as the client puts in order what it sends in several pieces.
         insert into {schema}.jobs (
             id, queue, task, payload, payload_type, policy, on_crash, heartbeat, heartbeat_timeout_s, timeout_s, rank,
-            enqueued_at, run_at, ready, waiting, blocked, unique_key, live_key, enqueued_by, tied, line,
-            hooks, expires_at, keep_s, line_limit, unique_for)
+            enqueued_at, run_at, ready, scheduled, blocked, unique_key, active_key, enqueued_by, has_links, concurrency_key,
+            hooks, expires_at, retain_s, concurrency_limit, unique_for)
         select u.id, u.queue, u.task, u.payload, u.payload_type, u.policy, u.on_crash, u.heartbeat,
                u.heartbeat_timeout_s, u.timeout_s, coalesce(u.rank, 0), t.now, r.run_at,
-               coalesce(r.run_at <= t.now, true) and m.line is null, coalesce(r.run_at > t.now, false) or m.later,
-               case when m.line is not null and coalesce(r.run_at <= t.now, true) and not m.later then true end, u.unique_key,
+               coalesce(r.run_at <= t.now, true) and m.concurrency_key is null, coalesce(r.run_at > t.now, false) or m.later,
+               case when m.concurrency_key is not null and coalesce(r.run_at <= t.now, true) and not m.later then true end, u.unique_key,
                case when m.unique_for is distinct from 'period' then u.unique_key end,
-               u.enqueued_by, case when m.line is not null or m.hooks is not null then true end, m.line, m.hooks,
-               greatest(t.now, r.run_at) + make_interval(secs => m.expires_in_s), m.keep_s, m.line_limit, m.unique_for
+               u.enqueued_by, case when m.concurrency_key is not null or m.hooks is not null then true end, m.concurrency_key, m.hooks,
+               greatest(t.now, r.run_at) + make_interval(secs => m.expires_in_s), m.retain_s, m.concurrency_limit, m.unique_for
         from unnest(p_ids, p_queues, p_tasks, p_payloads, p_payload_types, p_policies, p_on_crash, p_heartbeats,
                     p_heartbeat_timeouts_s, p_timeouts_s, p_ranks, p_delays_s, p_runs_at, p_unique_keys, p_enqueued_by, p_more)
              with ordinality as u(id, queue, task, payload, payload_type, policy, on_crash, heartbeat,
@@ -57,14 +57,14 @@ begin
         cross join lateral (
             -- Who may not stand in line while their transaction lasts is due at once, and let in when it is there.
             select coalesce(to_timestamp(u.run_at), t.now + make_interval(secs => u.delay_s),
-                            case when u.more ? 'line' and u.more ? 'later' then t.now end) as run_at
+                            case when u.more ? 'concurrency_key' and u.more ? 'later' then t.now end) as run_at
         ) r
         cross join lateral (
-            select u.more ->> 'line' as line, u.more -> 'hooks' as hooks,
+            select u.more ->> 'concurrency_key' as concurrency_key, u.more -> 'hooks' as hooks,
                    (u.more ->> 'expires_in_s')::double precision as expires_in_s,
-                   (u.more ->> 'keep_s')::double precision as keep_s, (u.more ->> 'line_limit')::integer as line_limit,
+                   (u.more ->> 'retain_s')::double precision as retain_s, (u.more ->> 'concurrency_limit')::integer as concurrency_limit,
                    case when u.more ? 'unique_for_s' then 'period' else u.more ->> 'unique' end as unique_for,
-                   coalesce(u.more ? 'line' and u.more ? 'later', false) and coalesce(r.run_at <= t.now, true) as later
+                   coalesce(u.more ? 'concurrency_key' and u.more ? 'later', false) and coalesce(r.run_at <= t.now, true) as later
         ) m
         where (v_left is null or u.n = any (v_left)) and u.n <> all (coalesce(v_kept, '{}'))
         order by u.unique_key collate "C", u.n
@@ -74,7 +74,7 @@ begin
         -- Who is not there under its own id must be there under its key, unless that job ended in between.
         select array_agg(u.place order by u.place), array_agg(o.id order by u.place) into v_left, v_owners
         from unnest(p_ids, p_unique_keys) with ordinality as u(id, unique_key, place)
-        left join lateral (select j.id from {schema}.jobs j where j.live_key = u.unique_key) o on true
+        left join lateral (select j.id from {schema}.jobs j where j.active_key = u.unique_key) o on true
         where u.unique_key is not null and u.place <> all (coalesce(v_kept, '{}'))
               and not exists (select 1 from {schema}.jobs j where j.id = u.id);
         exit when v_left is null;
@@ -89,12 +89,12 @@ begin
     end loop;
     -- Last: who holds a line waits for nobody.
     if p_more is not null then
-        perform {schema}.line_up(p_more);
+        perform {schema}.join_keys(p_more);
     end if;
     if v_outer and v_later then
         perform {schema}.postpone_gathered();
     elsif v_outer then
-        perform {schema}.let_in_gathered();
+        perform {schema}.admit_gathered();
     end if;
 end
 $body$;

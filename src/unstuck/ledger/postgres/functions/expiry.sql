@@ -7,25 +7,25 @@ language plpgsql volatile
 {index_scans}
 as $body$
 declare
-    v_tied bigint[];
+    v_linked bigint[];
 begin
     with expired as (
         update {schema}.jobs j set
-            state = 'cancelled', ready = false, waiting = false, blocked = null, finished_at = clock_timestamp(), live_key = null,
+            state = 'cancelled', ready = false, scheduled = false, blocked = null, finished_at = clock_timestamp(), active_key = null,
             error_code = 'EXPIRED', error_message = 'Job expired before it began',
             error_cause = format('it waited for %s s and was good for %s s',
                 round(date_part('epoch', clock_timestamp() - coalesce(j.run_at, j.enqueued_at))::numeric, 1)::double precision,
                 round(date_part('epoch', j.expires_at - coalesce(j.run_at, j.enqueued_at))::numeric, 1)::double precision),
             error_details = null
         where j.id = any (p_ids) and j.state = 'pending' and j.expires_at <= clock_timestamp()
-        returning j.id, j.tied, j.error_cause
+        returning j.id, j.has_links, j.error_cause
     ), told as (
         insert into {schema}.events (kind, job_id, message)
         select 'expired', e.id, 'EXPIRED: ' || e.error_cause from expired e
     )
-    select array_agg(e.id order by e.id) filter (where e.tied) into v_tied from expired e;
-    return case when v_tied is null then '{}'
-                else {schema}.settled(v_tied, array_fill('cancelled'::text, array[cardinality(v_tied)])) end;
+    select array_agg(e.id order by e.id) filter (where e.has_links) into v_linked from expired e;
+    return case when v_linked is null then '{}'
+                else {schema}.settled(v_linked, array_fill('cancelled'::text, array[cardinality(v_linked)])) end;
 end
 $body$;
 
@@ -45,7 +45,7 @@ begin
     end if;
     return {schema}.expire_those(array(
         select j.id from {schema}.jobs j
-        where j.id = any (p_ids) and (j.tied is null or not p_late and (j.workflow_id is null or j.workflow_id = any (v_flows)))));
+        where j.id = any (p_ids) and (j.has_links is null or not p_late and (j.workflow_id is null or j.workflow_id = any (v_flows)))));
 end
 $body$;
 
@@ -63,7 +63,7 @@ declare
 begin
     v_ids := array(
         select j.id from {schema}.jobs j
-        where j.expires_at is not null and (j.ready or j.waiting or j.blocked) and j.expires_at <= now()
+        where j.expires_at is not null and (j.ready or j.scheduled or j.blocked) and j.expires_at <= now()
         order by j.expires_at limit p_limit);
     v_flows := {schema}.free_workflows(array(
         select distinct j.workflow_id from {schema}.jobs j where j.id = any (v_ids) and j.workflow_id is not null));
@@ -75,7 +75,7 @@ begin
     queues := case when v_ids is null then '{}' else {schema}.expire_those(v_ids) end;
     select greatest(0, date_part('epoch', x.expires_at - clock_timestamp())) into next_in_s from (
         select j.expires_at from {schema}.jobs j
-        where j.expires_at is not null and (j.ready or j.waiting or j.blocked)
+        where j.expires_at is not null and (j.ready or j.scheduled or j.blocked)
         order by j.expires_at limit 1) x;
 end
 $body$;

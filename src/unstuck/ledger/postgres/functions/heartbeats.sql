@@ -27,7 +27,7 @@ begin
         return query select coalesce(v_worker.state, 'dead'), false, null::text, null::bigint[], null::bigint[];
         return;
     end if;
-    select b.beat_at, b.cancels into v_last from {schema}.beats b where b.worker_id = p_worker for update;
+    select b.beat_at, b.cancels into v_last from {schema}.worker_heartbeats b where b.worker_id = p_worker for update;
     if not found then
         return query select 'dead', false, null::text, null::bigint[], null::bigint[];
         return;
@@ -43,7 +43,7 @@ begin
     end if;
     -- Never before the last tick of a reaper: a clock that was set back and that no reaper has seen yet would make it a
     -- heartbeat of long ago.
-    update {schema}.beats set
+    update {schema}.worker_heartbeats set
         beat_at = greatest(v_now, (select p.until from {schema}.watch_periods p order by p.id desc limit 1)),
         running = p_running, processed = p_processed,
         session_pid = p_session_pid, session_start = p_session_start, session_server = p_session_server,
@@ -120,14 +120,14 @@ begin
                    w.disabled is not null or exists (
                        select 1 from {schema}.hosts h where h.name = w.host) as off
             into v_worker
-            from {schema}.workers w where w.id = v_one.id and w.door <> 'python' for no key update of w skip locked;
+            from {schema}.workers w where w.id = v_one.id and w.transport <> 'python' for no key update of w skip locked;
         else
             -- The share lock stands against a verdict: one of the two comes first, and the other sees it.
             select w.state, w.request, w.draining,
                    w.disabled is not null or exists (
                        select 1 from {schema}.hosts h where h.name = w.host) as off
             into v_worker
-            from {schema}.workers w where w.id = v_one.id and w.door <> 'python' for share of w skip locked;
+            from {schema}.workers w where w.id = v_one.id and w.transport <> 'python' for share of w skip locked;
         end if;
         v_held := false;
         if not found then
@@ -146,7 +146,7 @@ begin
                    w.disabled is not null or exists (
                        select 1 from {schema}.hosts h where h.name = w.host) as off
             into v_worker
-            from {schema}.workers w where w.id = v_one.id and w.door <> 'python';
+            from {schema}.workers w where w.id = v_one.id and w.transport <> 'python';
         end if;
         if not found or v_worker.state in ('dead', 'stopped') then
             state := coalesce(v_worker.state, 'dead');
@@ -154,7 +154,7 @@ begin
             continue;
         end if;
         v_now := clock_timestamp();
-        update {schema}.beats b set
+        update {schema}.worker_heartbeats b set
             beat_at = greatest(v_now, (select p.until from {schema}.watch_periods p order by p.id desc limit 1)),
             running = coalesce(nullif(v_one.running, -1), b.running),
             processed = b.processed + v_one.settled, session_pid = null, session_start = null
@@ -169,7 +169,7 @@ begin
             from {schema}.jobs j
             where j.held and j.worker_id = v_one.id and j.state = 'running' and j.cancel_requested;
             if cancel_ids is null then
-                update {schema}.beats b set cancels = false where b.worker_id = v_one.id;
+                update {schema}.worker_heartbeats b set cancels = false where b.worker_id = v_one.id;
             end if;
         end if;
         state := v_worker.state;

@@ -28,7 +28,7 @@ begin
         -- Nobody removes them from here on; who was removed before gets no letter.
         perform 1 from {schema}.jobs j where j.id = any (v_known) order by j.id for key share;
     end if;
-    insert into {schema}.letters as l (
+    insert into {schema}.reply_addresses as l (
         job_id, client, service, request_id, place, places, correlation, own_id, notify)
     -- Of two that came with one key the last is answered.
     select distinct on (coalesce(k.job_id, u.id))
@@ -58,15 +58,15 @@ set lock_timeout = '400ms'
 as $body$
 declare
     v_flows constant boolean := exists (select 1 from {schema}.workflows);
-    v_lines constant boolean := exists (select 1 from {schema}.lines);
+    v_keys constant boolean := exists (select 1 from {schema}.concurrency_keys);
 begin
-    if v_flows or v_lines then
+    if v_flows or v_keys then
         perform 1 from {schema}.workers w where w.id = any (p_workers) order by w.id for share;
     end if;
     if v_flows then
         perform {schema}.lock_workflows(p_ids);
     end if;
-    perform {schema}.gather_lines();
+    perform {schema}.gather_keys();
 end
 $body$;
 
@@ -76,6 +76,6 @@ language plpgsql volatile
 {fixed_path}
 as $body$
 begin
-    return {schema}.let_in_gathered();
+    return {schema}.admit_gathered();
 end
 $body$;

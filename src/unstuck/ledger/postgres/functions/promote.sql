@@ -12,21 +12,21 @@ as $body$
 #variable_conflict use_column
 declare
     v_queues text[];
-    v_lines text[];
+    v_keys text[];
     v_woken text[] := '{}';
 begin
     with due as materialized (
-        select id from {schema}.jobs where waiting and run_at <= now() order by run_at limit p_limit for update skip locked
+        select id from {schema}.jobs where scheduled and run_at <= now() order by run_at limit p_limit for update skip locked
     ), promoted as (
         update {schema}.jobs j set
-            state = 'pending', ready = j.line is null, blocked = case when j.line is not null then true end,
-            waiting = false, awaits = null
+            state = 'pending', ready = j.concurrency_key is null, blocked = case when j.concurrency_key is not null then true end,
+            scheduled = false, awaits_signal = null
         from due where j.id = due.id
-        returning j.queue, j.line
+        returning j.queue, j.concurrency_key
     )
-    select array_agg(queue), array_agg(distinct line) filter (where line is not null) into v_queues, v_lines from promoted;
-    if v_lines is not null then
-        v_woken := {schema}.admit(v_lines);
+    select array_agg(queue), array_agg(distinct concurrency_key) filter (where concurrency_key is not null) into v_queues, v_keys from promoted;
+    if v_keys is not null then
+        v_woken := {schema}.admit(v_keys);
     end if;
     v_woken := v_woken || {schema}.admit_postponed(1000);
     return query

@@ -9,7 +9,7 @@ as $body$
         select i.id from (
             select j.id, j.attempt, j.state from {schema}.jobs j where j.ready and j.queue = p_queue
             union all
-            select j.id, j.attempt, j.state from {schema}.jobs j where j.waiting and j.queue = p_queue
+            select j.id, j.attempt, j.state from {schema}.jobs j where j.scheduled and j.queue = p_queue
             union all
             select j.id, j.attempt, j.state from {schema}.jobs j where j.blocked and j.queue = p_queue
         ) i
@@ -26,7 +26,7 @@ begin
     return array(
         select w.id from unnest(p_workflows) as w(id)
         where exists (
-            select 1 from {schema}.nodes n left join {schema}.jobs j on j.id = n.job_id
+            select 1 from {schema}.workflow_nodes n left join {schema}.jobs j on j.id = n.job_id
             where n.workflow_id = w.id and n.kind = 'task'
               and (n.state in ('succeeded', 'failed', 'paused') or j.attempt > 0 or j.held)));
 end
@@ -43,26 +43,26 @@ as $body$
 declare
     v_ids bigint[];
     v_begun bigint[];
-    v_tied bigint[];
+    v_linked bigint[];
 begin
     perform {schema}.lock_workflows(p_ids);
     v_begun := {schema}.begun_workflows(array(
         select distinct j.workflow_id from {schema}.jobs j where j.id = any (p_ids) and j.workflow_id is not null));
     select array_agg(x.id) into v_ids from (
         select j.id from {schema}.jobs j
-        where j.id = any (p_ids) and (j.ready or j.waiting or j.blocked) and j.state = 'pending' and j.attempt = 0
+        where j.id = any (p_ids) and (j.ready or j.scheduled or j.blocked) and j.state = 'pending' and j.attempt = 0
           and coalesce(j.workflow_id <> all (v_begun), true)
         for update skip locked) x;
     with stopped as (
         update {schema}.jobs j set
-            state = 'cancelled', ready = false, waiting = false, blocked = null, awaits = null,
-            finished_at = clock_timestamp(), live_key = null, error_code = 'CANCELLED',
+            state = 'cancelled', ready = false, scheduled = false, blocked = null, awaits_signal = null,
+            finished_at = clock_timestamp(), active_key = null, error_code = 'CANCELLED',
             error_message = 'Job was cancelled', error_cause = p_cause, error_details = null
         where j.id = any (v_ids)
-        returning j.id, j.tied
-    ) select array_agg(s.id order by s.id) filter (where s.tied) into v_tied from stopped s;
-    if v_tied is not null then
-        perform {schema}.settled(v_tied, array_fill('cancelled'::text, array[cardinality(v_tied)]));
+        returning j.id, j.has_links
+    ) select array_agg(s.id order by s.id) filter (where s.has_links) into v_linked from stopped s;
+    if v_linked is not null then
+        perform {schema}.settled(v_linked, array_fill('cancelled'::text, array[cardinality(v_linked)]));
     end if;
     return coalesce(cardinality(v_ids), 0);
 end

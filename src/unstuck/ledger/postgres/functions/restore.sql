@@ -48,7 +48,7 @@ begin
     -- Against those who lock rows too, not only against those who change them already.
     lock table {schema}.jobs in exclusive mode;
     update {schema}.jobs j set
-        state = 'pending', ready = true, waiting = false, held = false, token = null, worker_id = null, claimed_at = null
+        state = 'pending', ready = true, scheduled = false, held = false, token = null, worker_id = null, claimed_at = null
     where j.held and j.state = 'claimed';
     update {schema}.jobs j set token = nextval('{schema}.tokens'::regclass) where j.held;
     update {schema}.ledger set voided_at = v_now;

@@ -28,8 +28,8 @@ begin
     if exists (select 1 from {schema}.progress p where p.job_id between v_low and v_high) then
         delete from {schema}.progress p where p.job_id = any (p_ids);
     end if;
-    if exists (select 1 from {schema}.letters l where l.job_id between v_low and v_high) then
-        delete from {schema}.letters l where l.job_id = any (p_ids);
+    if exists (select 1 from {schema}.reply_addresses l where l.job_id between v_low and v_high) then
+        delete from {schema}.reply_addresses l where l.job_id = any (p_ids);
     end if;
     if exists (select 1 from {schema}.journal k where k.job_id between v_low and v_high)
        or exists (select 1 from {schema}.signals s where s.job_id between v_low and v_high) then
@@ -49,9 +49,9 @@ create or replace function {schema}.forget_workflows(p_ids bigint[]) returns voi
 language sql volatile
 {fixed_path}
 as $body$
-    delete from {schema}.edges e where e.workflow_id = any (p_ids);
-    delete from {schema}.drafts d where d.workflow_id = any (p_ids);
-    delete from {schema}.nodes n where n.workflow_id = any (p_ids);
+    delete from {schema}.workflow_edges e where e.workflow_id = any (p_ids);
+    delete from {schema}.node_jobs d where d.workflow_id = any (p_ids);
+    delete from {schema}.workflow_nodes n where n.workflow_id = any (p_ids);
     delete from {schema}.workflows w where w.id = any (p_ids)
 $body$;
 
@@ -83,7 +83,7 @@ begin
         select j.id, j.enqueued_at, j.workflow_id,
                coalesce(j.finished_at < v_before and (p_states is null or j.state = any (p_states))
                         -- Its task may have asked to keep it for longer.
-                        and (j.keep_s is null or j.finished_at < v_now - make_interval(secs => j.keep_s)), false) as old
+                        and (j.retain_s is null or j.finished_at < v_now - make_interval(secs => j.retain_s)), false) as old
         from {schema}.jobs j where j.id > p_after order by j.id limit p_look
     ) x;
     removed := 0;
@@ -119,12 +119,12 @@ language plpgsql volatile
 {fixed_path}
 as $body$
 declare
-    v_walk {schema}.sweeps;
+    v_walk {schema}.retention_positions;
     v_batch record;
 begin
     perform set_config('synchronous_commit', 'off', true);
-    insert into {schema}.sweeps (name) values ('jobs') on conflict do nothing;
-    select * into v_walk from {schema}.sweeps s where s.name = 'jobs' for update;
+    insert into {schema}.retention_positions (name) values ('jobs') on conflict do nothing;
+    select * into v_walk from {schema}.retention_positions s where s.name = 'jobs' for update;
     select * into v_batch from {schema}.prune_batch_v1(v_walk.position, p_older_than_s, null, p_look);
     removed := v_batch.removed;
     more := v_batch.next_after is not null;
@@ -139,7 +139,7 @@ begin
             v_walk.whole_at := clock_timestamp();
         end if;
     end if;
-    update {schema}.sweeps s set position = v_walk.position, lowest_left = v_walk.lowest_left, whole_at = v_walk.whole_at
+    update {schema}.retention_positions s set position = v_walk.position, lowest_left = v_walk.lowest_left, whole_at = v_walk.whole_at
     where s.name = 'jobs' and (s.position, s.lowest_left, s.whole_at)
           is distinct from (v_walk.position, v_walk.lowest_left, v_walk.whole_at);
 end
@@ -157,9 +157,9 @@ declare
     v_removed integer;
 begin
     perform set_config('synchronous_commit', 'off', true);
-    -- Once a day from the first one on: see `sweeps`.
+    -- Once a day from the first one on: see `retention_positions`.
     select case when s.whole_at between clock_timestamp() - interval '1 day' and clock_timestamp() then s.position end
-    into v_after from {schema}.sweeps s where s.name = 'events';
+    into v_after from {schema}.retention_positions s where s.name = 'events';
     with first as (
         select e.id, e.at from {schema}.events e
         where e.id > coalesce(v_after, 0) and e.at <= clock_timestamp() order by e.id limit p_limit
@@ -170,7 +170,7 @@ begin
     )
     select count(*), max(g.id) into v_removed, v_last from gone g;
     if v_after is null or v_removed > 0 then
-        insert into {schema}.sweeps as s (name, position) values ('events', coalesce(v_last, v_after, 0))
+        insert into {schema}.retention_positions as s (name, position) values ('events', coalesce(v_last, v_after, 0))
         on conflict (name) do update set
             position = excluded.position, whole_at = case when v_after is null then excluded.whole_at else s.whole_at end;
     end if;
@@ -196,7 +196,7 @@ begin
             for update skip locked)
         returning w.id
     ), unheard as (
-        delete from {schema}.beats b using gone g where b.worker_id = g.id
+        delete from {schema}.worker_heartbeats b using gone g where b.worker_id = g.id
     )
     select count(*) into v_removed from gone;
     return v_removed;
@@ -216,18 +216,18 @@ declare
     v_flows bigint[];
 begin
     perform set_config('synchronous_commit', 'off', true);
-    delete from {schema}.kept_keys k where k.key in (
-        select o.key from {schema}.kept_keys o where o.until < now() order by o.until limit p_limit for update skip locked);
+    delete from {schema}.unique_keys k where k.key in (
+        select o.key from {schema}.unique_keys o where o.until < now() order by o.until limit p_limit for update skip locked);
     get diagnostics keys = row_count;
     loop
-        select j.keep_s into v_keep_s from {schema}.jobs j
-        where j.keep_s is not null and j.finished_at is not null and j.keep_s > v_keep_s order by j.keep_s limit 1;
+        select j.retain_s into v_keep_s from {schema}.jobs j
+        where j.retain_s is not null and j.finished_at is not null and j.retain_s > v_keep_s order by j.retain_s limit 1;
         exit when v_keep_s is null or cardinality(v_ids) >= p_limit;
         select array_agg(x.id), array_agg(distinct x.workflow_id) filter (where x.workflow_id is not null)
         into v_found, v_flows
         from (
             select j.id, j.workflow_id from {schema}.jobs j
-            where j.keep_s = v_keep_s and j.finished_at is not null and j.finished_at < now() - make_interval(secs => v_keep_s)
+            where j.retain_s = v_keep_s and j.finished_at is not null and j.finished_at < now() - make_interval(secs => v_keep_s)
               -- Others may still need its result.
               and (j.workflow_id is null or not exists (
                   select 1 from {schema}.workflows w where w.id = j.workflow_id and w.finished_at is null))

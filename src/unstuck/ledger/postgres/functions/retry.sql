@@ -10,7 +10,7 @@ declare
     v_job record;
 begin
     perform {schema}.lock_workflows(array[p_id]);
-    select j.state, j.token, j.tied into v_job from {schema}.jobs j where j.id = p_id for update;
+    select j.state, j.token, j.has_links into v_job from {schema}.jobs j where j.id = p_id for update;
     if not found then
         return 'missing';
     elsif v_job.state in ('pending', 'claimed', 'running', 'waiting') then
@@ -19,7 +19,7 @@ begin
         return 'succeeded';
     end if;
     perform {schema}.requeue(array[p_id], p_by);
-    if v_job.tied then
+    if v_job.has_links then
         perform {schema}.revived(p_id, p_by);
     end if;
     return 'queued';
@@ -39,24 +39,24 @@ declare
 begin
     insert into {schema}.attempts (
         job_id, token, worker_id, state, claimed_at, started_at, ended_at, last_heartbeat_at, code, cause)
-    select j.id, j.token, j.worker_id, coalesce(j.ended_as, j.state), j.claimed_at, j.started_at, j.finished_at,
+    select j.id, j.token, j.worker_id, coalesce(j.last_attempt_state, j.state), j.claimed_at, j.started_at, j.finished_at,
            least(b.beat_at, j.finished_at), j.error_code, coalesce(j.error_cause, j.error_message)
-    from {schema}.jobs j left join {schema}.beats b on b.worker_id = j.worker_id
+    from {schema}.jobs j left join {schema}.worker_heartbeats b on b.worker_id = j.worker_id
     where j.id = any (p_ids) and j.token is not null
     on conflict do nothing;
     insert into {schema}.events (at, kind, job_id, message)
     select v_now, 'retried', j.id, format('Queued again by %s (it was %s)', p_by, j.state)
     from {schema}.jobs j where j.id = any (p_ids) order by j.id;
     update {schema}.jobs j set
-        state = 'pending', ready = j.line is null, blocked = case when j.line is not null then true end, waiting = false,
+        state = 'pending', ready = j.concurrency_key is null, blocked = case when j.concurrency_key is not null then true end, scheduled = false,
         run_at = v_now, expires_at = null, token = null, worker_id = null,
         claimed_at = null, started_at = null, finished_at = null, failures = 0, crash_count = 0,
         -- What was quarantined runs alone: it killed every process that it was in.
-        suspicions = null, alone = case when j.state = 'quarantined' then true end,
-        cancel_requested = null, unstopped = null, result = null, ended_as = null, error_code = null, error_message = null,
+        suspected_crashes = null, run_alone = case when j.state = 'quarantined' then true end,
+        cancel_requested = null, unstopped = null, result = null, last_attempt_state = null, error_code = null, error_message = null,
         error_cause = null, error_details = null,
         -- One that is good for a period lives in a table of its own.
-        live_key = case when j.unique_for is distinct from 'period' then j.unique_key end
+        active_key = case when j.unique_for is distinct from 'period' then j.unique_key end
     where j.id = any (p_ids);
 end
 $body$;
@@ -67,14 +67,14 @@ language plpgsql volatile
 {fixed_path}
 as $body$
 declare
-    v_outer constant boolean := {schema}.gather_lines();
-    v_line text;
+    v_outer constant boolean := {schema}.gather_keys();
+    v_key text;
 begin
-    select j.line into v_line from {schema}.jobs j where j.id = p_id;
-    perform {schema}.admit(array[v_line]);
+    select j.concurrency_key into v_key from {schema}.jobs j where j.id = p_id;
+    perform {schema}.admit(array[v_key]);
     perform {schema}.reopen(p_id, p_by);
     if v_outer then
-        perform {schema}.let_in_gathered();
+        perform {schema}.admit_gathered();
     end if;
 end
 $body$;

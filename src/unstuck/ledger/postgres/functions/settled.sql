@@ -5,7 +5,7 @@
 -- jobs became ready by it.
 --
 -- The caller has locked the workflows, before the jobs (`lock_workflows`). Lines come last and all at once
--- (`gather_lines`): a node that a workflow releases may stand in the line that another node of it leaves, and a session
+-- (`gather_keys`): a node that a workflow releases may stand in the line that another node of it leaves, and a session
 -- that holds a line never waits.
 create or replace function {schema}.settled(p_ids bigint[], p_as text[]) returns text[]
 language plpgsql volatile
@@ -21,7 +21,7 @@ declare
     v_workflows bigint[];
     v_places integer[];
     v_hooked boolean;
-    v_lined boolean;
+    v_keyed boolean;
 begin
     if cardinality(p_ids) = 0 then
         return '{}';
@@ -29,11 +29,11 @@ begin
     select array_agg(j.id) filter (where j.workflow_id is not null and j.finished_at is not null),
            array_agg(j.workflow_id) filter (where j.workflow_id is not null and j.finished_at is not null),
            array_agg(j.place) filter (where j.workflow_id is not null and j.finished_at is not null),
-           bool_or(j.hooks is not null), bool_or(j.line is not null)
-    into v_nodes, v_workflows, v_places, v_hooked, v_lined
+           bool_or(j.hooks is not null), bool_or(j.concurrency_key is not null)
+    into v_nodes, v_workflows, v_places, v_hooked, v_keyed
     from unnest(p_ids) as u(id)
     join {schema}.jobs j on j.id = u.id;
-    return {schema}.pass_on(p_ids, p_as, v_nodes, v_workflows, v_places, v_hooked, v_lined, null);
+    return {schema}.pass_on(p_ids, p_as, v_nodes, v_workflows, v_places, v_hooked, v_keyed, null);
 end
 $body$;
 
@@ -41,12 +41,12 @@ $body$;
 -- at which places; whether any has hooks or stands in a line; and, where all of them succeeded, when.
 create or replace function {schema}.pass_on(
     p_ids bigint[], p_as text[], p_nodes bigint[], p_workflows bigint[], p_places integer[], p_hooked boolean,
-    p_lined boolean, p_succeeded_at timestamptz) returns text[]
+    p_keyed boolean, p_succeeded_at timestamptz) returns text[]
 language plpgsql volatile
 {fixed_path}
 as $body$
 declare
-    v_outer constant boolean := {schema}.gather_lines();
+    v_outer constant boolean := {schema}.gather_keys();
     v_woken text[] := '{}';
 begin
     if p_nodes is not null then
@@ -55,9 +55,9 @@ begin
     if p_hooked then
         v_woken := v_woken || {schema}.fire_hooks(p_ids, p_as);
     end if;
-    if p_lined or exists (select 1 from {schema}.queues k where k.concurrency is not null) then
-        v_woken := v_woken || {schema}.leave_lines(p_ids);
+    if p_keyed or exists (select 1 from {schema}.queues k where k.concurrency is not null) then
+        v_woken := v_woken || {schema}.leave_keys(p_ids);
     end if;
-    return v_woken || case when v_outer then {schema}.let_in_gathered() else '{}' end;
+    return v_woken || case when v_outer then {schema}.admit_gathered() else '{}' end;
 end
 $body$;

@@ -26,7 +26,7 @@ declare
     v_kept_bytes bigint;
     v_last integer;
 begin
-    select j.state, j.awaits, j.queue, j.line, j.journal, j.blocked, j.place, j.finished_at into v_job
+    select j.state, j.awaits_signal, j.queue, j.concurrency_key, j.journal, j.blocked, j.place, j.finished_at into v_job
     from {schema}.jobs j where j.id = p_job for update;
     if not found then
         return query select 'missing', null::text;
@@ -53,13 +53,13 @@ begin
     values (p_job, coalesce(v_last, 0) + 1, p_name, p_value, clock_timestamp(), p_by);
     insert into {schema}.events (kind, job_id, message)
     values ('signalled', p_job, format('Signal ''%s'' was sent by %s', p_name, p_by));
-    if v_job.state = 'waiting' and coalesce(v_job.awaits = p_name, false) then
+    if v_job.state = 'waiting' and coalesce(v_job.awaits_signal = p_name, false) then
         update {schema}.jobs j set
-            state = 'pending', ready = j.line is null, blocked = case when j.line is not null then true end,
-            waiting = false, awaits = null, run_at = clock_timestamp(), journal = true
+            state = 'pending', ready = j.concurrency_key is null, blocked = case when j.concurrency_key is not null then true end,
+            scheduled = false, awaits_signal = null, run_at = clock_timestamp(), journal = true
         where j.id = p_job;
-        if v_job.line is not null then
-            perform {schema}.admit(array[v_job.line]);
+        if v_job.concurrency_key is not null then
+            perform {schema}.admit(array[v_job.concurrency_key]);
         end if;
         return query select 'woken', v_job.queue;
         return;
@@ -69,7 +69,7 @@ begin
     end if;
     if v_job.blocked then
         -- Whoever gave a place back meanwhile passed it over, because we have it in hand.
-        return query select 'kept', ({schema}.admit(array[v_job.line]))[1];
+        return query select 'kept', ({schema}.admit(array[v_job.concurrency_key]))[1];
         return;
     end if;
     return query select 'kept', null::text;

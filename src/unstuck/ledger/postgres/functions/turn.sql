@@ -22,7 +22,7 @@ create or replace function {schema}.turn_v1(
     p_follow jsonb)
 returns table (
     job_id bigint, token bigint, task text, queue text, running boolean, payload bytea, payload_type text, policy bytea,
-    failures integer, crashes integer, attempt integer, suspicions integer, alone boolean, kind text,
+    failures integer, crashes integer, attempt integer, suspected_crashes integer, run_alone boolean, kind text,
     due_in_s double precision, extras integer)
 language plpgsql volatile
 {nested_loops_in_order}
@@ -39,9 +39,9 @@ declare
     v_now timestamptz;
     v_written bigint[];
     v_ended bigint[] := '{}';
-    v_tied bigint[] := '{}';
-    v_tied_as text[] := '{}';
-    v_more_tied bigint[];
+    v_linked bigint[] := '{}';
+    v_linked_as text[] := '{}';
+    v_more_linked bigint[];
     v_woken text[] := '{}';
     v_lost_ids bigint[] := '{}';
     v_lost_tokens bigint[] := '{}';
@@ -65,7 +65,7 @@ declare
     v_workflows bigint[];
     v_places integer[];
     v_hooked boolean;
-    v_lined boolean;
+    v_keyed boolean;
 begin
     if p_limit > 0 then
         select array_agg(u.q order by u.n) filter (where k.concurrency is null and k.rate is null),
@@ -153,20 +153,20 @@ begin
     if p_done_ids is not null then
         with ended as (
             update {schema}.jobs j set
-                state = 'succeeded', held = false, finished_at = v_now, result = u.result, live_key = null,
+                state = 'succeeded', held = false, finished_at = v_now, result = u.result, active_key = null,
                 error_code = null, error_message = null, error_cause = null, error_details = null
             from unnest(p_done_ids, p_done_tokens, p_done_results) as u(id, token, result)
             where j.id = u.id and coalesce(j.token = u.token and j.state = 'running' and j.worker_id = p_worker, false)
-            returning j.id, j.token, j.tied, j.workflow_id, j.place, j.hooks is not null as hooked, j.line is not null as lined
+            returning j.id, j.token, j.has_links, j.workflow_id, j.place, j.hooks is not null as hooked, j.concurrency_key is not null as keyed
         )
-        select array_agg(token), array_agg(id) filter (where tied), array_agg(id) filter (where workflow_id is not null),
+        select array_agg(token), array_agg(id) filter (where has_links), array_agg(id) filter (where workflow_id is not null),
                array_agg(workflow_id) filter (where workflow_id is not null),
-               array_agg(place) filter (where workflow_id is not null), bool_or(hooked), bool_or(lined)
-        into v_written, v_more_tied, v_nodes, v_workflows, v_places, v_hooked, v_lined
+               array_agg(place) filter (where workflow_id is not null), bool_or(hooked), bool_or(keyed)
+        into v_written, v_more_linked, v_nodes, v_workflows, v_places, v_hooked, v_keyed
         from ended;
-        if v_more_tied is not null then
-            v_tied := v_more_tied;
-            v_tied_as := array_fill('succeeded'::text, array[cardinality(v_tied)]);
+        if v_more_linked is not null then
+            v_linked := v_more_linked;
+            v_linked_as := array_fill('succeeded'::text, array[cardinality(v_linked)]);
         end if;
         v_ended := v_written;
         if cardinality(v_written) is distinct from cardinality(p_done_ids) then
@@ -179,10 +179,10 @@ begin
 
     if p_endings is not null then
         select array_agg(e.job_id) filter (where not e.written), array_agg(e.token) filter (where not e.written),
-               v_tied || array_agg(e.job_id) filter (where e.tied_as is not null),
-               v_tied_as || array_agg(e.tied_as) filter (where e.tied_as is not null),
+               v_linked || array_agg(e.job_id) filter (where e.linked_as is not null),
+               v_linked_as || array_agg(e.linked_as) filter (where e.linked_as is not null),
                v_ended || array_agg(e.token) filter (where e.written)
-        into v_more_ids, v_more_tokens, v_tied, v_tied_as, v_ended
+        into v_more_ids, v_more_tokens, v_linked, v_linked_as, v_ended
         from {schema}.apply_endings(p_worker, p_endings, true) e;
         v_lost_ids := v_lost_ids || v_more_ids;
         v_lost_tokens := v_lost_tokens || v_more_tokens;
@@ -205,9 +205,9 @@ begin
 
     if p_releases is not null then
         select array_agg(e.job_id) filter (where not e.written), array_agg(e.token) filter (where not e.written),
-               v_tied || array_agg(e.job_id) filter (where e.tied_as is not null),
-               v_tied_as || array_agg(e.tied_as) filter (where e.tied_as is not null)
-        into v_more_ids, v_more_tokens, v_tied, v_tied_as
+               v_linked || array_agg(e.job_id) filter (where e.linked_as is not null),
+               v_linked_as || array_agg(e.linked_as) filter (where e.linked_as is not null)
+        into v_more_ids, v_more_tokens, v_linked, v_linked_as
         from {schema}.apply_endings(p_worker, p_releases, true) e;
         v_lost_ids := v_lost_ids || v_more_ids;
         v_lost_tokens := v_lost_tokens || v_more_tokens;
@@ -215,16 +215,16 @@ begin
 
     -- Once for all that ended in this turn: whoever else is concerned is told in the same commit.
     if p_follow is not null then
-        v_outer := {schema}.gather_lines();
-        v_woken := {schema}.settled(v_tied, v_tied_as) || {schema}.follow_up(p_follow, v_ended);
+        v_outer := {schema}.gather_keys();
+        v_woken := {schema}.settled(v_linked, v_linked_as) || {schema}.follow_up(p_follow, v_ended);
         if v_outer then
-            v_woken := v_woken || {schema}.let_in_gathered();
+            v_woken := v_woken || {schema}.admit_gathered();
         end if;
-    elsif p_endings is null and p_releases is null and v_more_tied is not null then
+    elsif p_endings is null and p_releases is null and v_more_linked is not null then
         -- They all succeeded, and what they are tied to is known.
-        v_woken := {schema}.pass_on(v_tied, v_tied_as, v_nodes, v_workflows, v_places, v_hooked, v_lined, v_now);
-    elsif cardinality(v_tied) > 0 then
-        v_woken := {schema}.settled(v_tied, v_tied_as);
+        v_woken := {schema}.pass_on(v_linked, v_linked_as, v_nodes, v_workflows, v_places, v_hooked, v_keyed, v_now);
+    elsif cardinality(v_linked) > 0 then
+        v_woken := {schema}.settled(v_linked, v_linked_as);
     end if;
 
     if cardinality(v_queues) > 0 then
@@ -268,27 +268,27 @@ begin
                 attempt = j.attempt + (u.n <= p_start or p_run_ahead and coalesce(j.on_crash = 'retry', false))::integer,
                 -- A key that is good while its job is pending is free from here on; who frees a place in a limited queue
                 -- tells others of it.
-                live_key = case when j.unique_for = 'pending' then null else j.live_key end,
-                tied = case when j.queue = any (v_limited) then true else j.tied end
+                active_key = case when j.unique_for = 'pending' then null else j.active_key end,
+                has_links = case when j.queue = any (v_limited) then true else j.has_links end
             from unnest(v_ids) with ordinality as u(id, n)
             where j.id = u.id and (j.expires_at is null or j.expires_at > v_now)
             returning j.id, j.token, j.task, j.queue, j.state, j.payload, j.payload_type, j.policy, j.failures,
-                      j.crash_count, j.attempt, j.suspicions, j.alone, j.journal, j.needs,
+                      j.crash_count, j.attempt, j.suspected_crashes, j.run_alone, j.journal, j.needs_inputs,
                       coalesce(j.run_at, j.enqueued_at) as due_at, u.n
         )
         select t.id, t.token, t.task, t.queue, t.state = 'running',
                case when octet_length(t.payload) <= v_inline then t.payload end,
                coalesce(t.payload_type, 'json'), coalesce(t.policy, ''::bytea), t.failures, t.crash_count,
-               t.attempt + (t.state = 'claimed')::integer, coalesce(t.suspicions, 0), coalesce(t.alone, false),
+               t.attempt + (t.state = 'claimed')::integer, coalesce(t.suspected_crashes, 0), coalesce(t.run_alone, false),
                'claimed', greatest(0, date_part('epoch', v_now - t.due_at)),
                coalesce(t.journal, false)::integer
-                   + case when t.needs then 2 else 0 end
+                   + case when t.needs_inputs then 2 else 0 end
         from taken t
         -- In the order in which they were found, whatever plan the join above was given.
         order by t.n;
         get diagnostics v_taken = row_count;
         if v_taken < cardinality(v_ids) then
-            v_woken := v_woken || {schema}.expire_found(v_ids, cardinality(v_tied) > 0 or p_follow is not null);
+            v_woken := v_woken || {schema}.expire_found(v_ids, cardinality(v_linked) > 0 or p_follow is not null);
         end if;
     end if;
 
@@ -320,13 +320,13 @@ begin
 
     kind := 'alive';
     running := v_left_out;
-    alone := v_cut;
+    run_alone := v_cut;
     if v_drained then
         due_in_s := {schema}.next_due_in_s(v_queues);
         if v_limited is not null then
             due_in_s := least(due_in_s, {schema}.next_due_in_s(v_limited), {schema}.room_in_s(v_limited, p_tasks));
         end if;
-    elsif cardinality(v_tied) > 0 then
+    elsif cardinality(v_linked) > 0 then
         due_in_s := {schema}.postponed_in_s_v1();
     end if;
     return next;

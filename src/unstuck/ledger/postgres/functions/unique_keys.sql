@@ -7,7 +7,7 @@ language plpgsql volatile
 as $body$
 declare
     v_ids bigint[];
-    v_tied bigint[];
+    v_linked bigint[];
 begin
     select array_agg(x.id) into v_ids from (
         select j.id from {schema}.jobs j where j.id = any (p_ids) and j.state = 'pending' order by j.id for update) x;
@@ -16,18 +16,18 @@ begin
     end if;
     with stopped as (
         update {schema}.jobs j set
-            state = 'cancelled', ready = false, waiting = false, blocked = null, finished_at = clock_timestamp(), live_key = null,
+            state = 'cancelled', ready = false, scheduled = false, blocked = null, finished_at = clock_timestamp(), active_key = null,
             error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = 'replaced by job ' || u.by, error_details = null
         from unnest(p_ids, p_by) as u(id, by)
         where j.id = u.id and j.id = any (v_ids)
-        returning j.id, j.tied, u.by
+        returning j.id, j.has_links, u.by
     ), told as (
         insert into {schema}.events (kind, job_id, message)
         select 'cancelled', s.id, 'Replaced by job ' || s.by || ', which has the same unique key' from stopped s
     )
-    select array_agg(s.id order by s.id) filter (where s.tied) into v_tied from stopped s;
-    if v_tied is not null then
-        perform {schema}.settled(v_tied, array_fill('cancelled'::text, array[cardinality(v_tied)]));
+    select array_agg(s.id order by s.id) filter (where s.has_links) into v_linked from stopped s;
+    if v_linked is not null then
+        perform {schema}.settled(v_linked, array_fill('cancelled'::text, array[cardinality(v_linked)]));
     end if;
     return true;
 end
@@ -69,7 +69,7 @@ begin
     -- statement of its own, to see what happened while we waited.
     return exists (
         select 1 from unnest(v_owners) as u(id)
-        where not exists (select 1 from {schema}.jobs j where j.id = u.id and j.live_key is not null));
+        where not exists (select 1 from {schema}.jobs j where j.id = u.id and j.active_key is not null));
 end
 $body$;
 
@@ -90,18 +90,18 @@ begin
         where u.key is not null and u.more ? 'unique_for_s'
         order by u.key collate "C", u.n
     loop
-        insert into {schema}.kept_keys as k (key, job_id, until)
+        insert into {schema}.unique_keys as k (key, job_id, until)
         values (v_one.key, v_one.id, clock_timestamp() + make_interval(secs => (v_one.more ->> 'unique_for_s')::double precision))
         on conflict (key) do update set job_id = excluded.job_id, until = excluded.until where k.until <= clock_timestamp();
         continue when found;
-        select k.job_id into v_owner from {schema}.kept_keys k where k.key = v_one.key;
+        select k.job_id into v_owner from {schema}.unique_keys k where k.key = v_one.key;
         -- Our own from before: this enqueue is repeated.
         continue when v_owner = v_one.id;
         if v_one.more ->> 'on_duplicate' = 'refuse' then
             perform {schema}.refuse_duplicate(v_owner);
         elsif v_one.more ->> 'on_duplicate' = 'replace' then
             if {schema}.displace(array[v_owner], array[v_one.id]) then
-                update {schema}.kept_keys k
+                update {schema}.unique_keys k
                 set job_id = v_one.id, until = clock_timestamp() + make_interval(secs => (v_one.more ->> 'unique_for_s')::double precision)
                 where k.key = v_one.key;
                 continue;

@@ -17,8 +17,8 @@ begin
         when 'none' then true
         when 'dead' then v_state in ('dead', 'stopped')
         when 'suspect' then v_state = 'suspect'
-        when 'silent' then coalesce((select v.counted_s >= p_silent_s from {schema}.vitals v where v.worker_id = p_worker), true)
-        when 'unheard' then coalesce((select v.silent_s >= p_silent_s from {schema}.vitals v where v.worker_id = p_worker), true)
+        when 'silent' then coalesce((select v.counted_s >= p_silent_s from {schema}.worker_watch v where v.worker_id = p_worker), true)
+        when 'unheard' then coalesce((select v.silent_s >= p_silent_s from {schema}.worker_watch v where v.worker_id = p_worker), true)
         else false
     end;
 exception when lock_not_available then
@@ -71,8 +71,8 @@ declare
     v_ids bigint[];
     v_tokens bigint[];
     v_as text[];
-    v_tied bigint[] := '{}';
-    v_tied_as text[] := '{}';
+    v_linked bigint[] := '{}';
+    v_linked_as text[] := '{}';
 begin
     -- The word of the kernel or of an operator needs no look at the worker: the token alone is the fence.
     if p_guard <> 'none' and not {schema}.guard_holds(p_worker, p_guard, p_silent_s) then
@@ -83,13 +83,13 @@ begin
         || array(select e.job_id from jsonb_to_recordset(p_releases) as e(job_id bigint)));
     foreach v_part in array array[p_endings, p_releases] loop
         continue when v_part is null;
-        select array_agg(e.job_id), array_agg(e.token), v_tied || array_agg(e.job_id) filter (where e.tied_as is not null),
-               v_tied_as || array_agg(e.tied_as) filter (where e.tied_as is not null)
-        into v_ids, v_tokens, v_tied, v_tied_as
+        select array_agg(e.job_id), array_agg(e.token), v_linked || array_agg(e.job_id) filter (where e.linked_as is not null),
+               v_linked_as || array_agg(e.linked_as) filter (where e.linked_as is not null)
+        into v_ids, v_tokens, v_linked, v_linked_as
         from {schema}.apply_endings(p_worker, v_part, false) e where e.written;
         return query select u.id, u.token, null::text from unnest(v_ids, v_tokens) as u(id, token);
     end loop;
     return query
-    select null::bigint, null::bigint, w.queue from unnest({schema}.settled(v_tied, v_tied_as)) as w(queue) group by w.queue;
+    select null::bigint, null::bigint, w.queue from unnest({schema}.settled(v_linked, v_linked_as)) as w(queue) group by w.queue;
 end
 $body$;

@@ -12,7 +12,7 @@ as $body$
         -- Every role that a worker may have: perhaps another one than that of the reaper.
         select r.rolconnlimit, count(*) as sessions
         from open o join pg_roles r on r.oid = o.usesysid
-        where r.rolconnlimit >= 0 and not r.rolsuper and has_table_privilege(r.oid, '{schema}.beats'::regclass, 'update')
+        where r.rolconnlimit >= 0 and not r.rolsuper and has_table_privilege(r.oid, '{schema}.worker_heartbeats'::regclass, 'update')
         group by r.oid, r.rolconnlimit
     ), here as (
         select d.oid, d.datconnlimit, d.datallowconn from pg_database d where d.datname = current_database()
@@ -46,9 +46,9 @@ $body$;
 -- why sessions are missing.
 create or replace function {schema}.watch_v1(p_host text, p_worth_judging boolean)
 returns table (
-    id text, name text, host text, pid integer, boot_id text, pid_namespace text, process_started text, trace text,
+    id text, name text, host text, pid integer, boot_id text, pid_namespace text, process_started text, status_page text,
     state text, silent_s double precision, suspect_after_s double precision, waits_for_s double precision, held bigint,
-    session text, suspect_s double precision, shortest_s double precision, door text, since_beat_s double precision,
+    session text, suspect_s double precision, shortest_s double precision, transport text, since_beat_s double precision,
     heartbeat_interval_s double precision, suspected_by text, session_idle_s double precision, recovery text,
     sessions_doubted_s double precision)
 language plpgsql volatile
@@ -79,7 +79,7 @@ begin
                bool_or(j.state = 'running' and not coalesce(j.heartbeat, true)) as for_ever
         from {schema}.jobs j where j.held group by j.worker_id
     ), known as (
-        select w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state,
+        select w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.status_page, w.state,
                -- Nearly everybody was heard in the current period.
                case when b.beat_at >= v_since then greatest(0, extract(epoch from v_until - b.beat_at))::double precision
                     else {schema}.watched_s(b.beat_at) end as silent_s,
@@ -89,29 +89,29 @@ begin
                coalesce(h.held, 0) as held, b.session_pid, b.session_start, b.session_server,
                -- Watched time, as all that is held against a worker: a step of the clock is no grace that ran out.
                coalesce({schema}.watched_s(w.suspect_at), 0) as suspect_s,
-               least(h.shortest_s, case when h.usual then w.running_stale_after_s end) as shortest_s, w.door,
+               least(h.shortest_s, case when h.usual then w.running_stale_after_s end) as shortest_s, w.transport,
                extract(epoch from v_now - b.beat_at)::double precision as since_beat_s, w.heartbeat_interval_s,
                w.verdict ->> 'detector' as suspected_by, w.recovery
         from {schema}.workers w
-        join {schema}.beats b on b.worker_id = w.id
+        join {schema}.worker_heartbeats b on b.worker_id = w.id
         left join in_hand h on h.worker_id = w.id
         where (w.state in ('active', 'draining', 'suspect') or h.held > 0)
-          and (p_host is null or (w.host = p_host and w.door = 'python'))
+          and (p_host is null or (w.host = p_host and w.transport = 'python'))
     ), looked_at as (
         select k.* from known k
-        where not p_worth_judging or k.door = 'python' or k.state in ('dead', 'stopped', 'suspect')
+        where not p_worth_judging or k.transport = 'python' or k.state in ('dead', 'stopped', 'suspect')
            or k.since_beat_s >= least(k.suspect_after_s, k.shortest_s)
     ), seen as materialized (
         select a.pid, a.backend_start, a.state_change from pg_stat_get_activity(null) a
         where exists (select 1 from looked_at l where l.session_pid is not null)
     )
-    select l.id, l.name, l.host, l.pid, l.boot_id, l.pid_namespace, l.process_started, l.trace, l.state, l.silent_s,
+    select l.id, l.name, l.host, l.pid, l.boot_id, l.pid_namespace, l.process_started, l.status_page, l.state, l.silent_s,
            l.suspect_after_s, l.waits_for_s, l.held,
            case when l.session_pid is null or l.session_server is distinct from v_server then 'unknown'
                 when s.backend_start = l.session_start then 'present'
                 when s.pid is not null and s.backend_start is null then 'unknown'
                 else 'missing' end,
-           l.suspect_s, l.shortest_s, l.door, l.since_beat_s, l.heartbeat_interval_s, l.suspected_by,
+           l.suspect_s, l.shortest_s, l.transport, l.since_beat_s, l.heartbeat_interval_s, l.suspected_by,
            case when s.backend_start = l.session_start
                 then greatest(0, extract(epoch from v_now - s.state_change))::double precision end,
            l.recovery, v_doubted_s

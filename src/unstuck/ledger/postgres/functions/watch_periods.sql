@@ -100,7 +100,7 @@ begin
         update {schema}.watch_periods p set
             since = p.since - v_step, until = p.until - v_step, set_back_at = p.set_back_at - v_step;
         update {schema}.watch_periods p set set_back_s = -v_stale_s, set_back_at = v_now where p.id = v_last.id;
-        update {schema}.beats b set beat_at = least(b.beat_at - v_step, v_now)
+        update {schema}.worker_heartbeats b set beat_at = least(b.beat_at - v_step, v_now)
         where b.beat_at > v_now or exists (
             select 1 from {schema}.workers w where w.id = b.worker_id and w.state in ('active', 'draining', 'suspect'));
         update {schema}.ledger l set sessions_doubted_at = least(l.sessions_doubted_at - v_step, v_now)
@@ -133,12 +133,12 @@ begin
         delete from {schema}.watch_periods p
         where p.id <= (select max(m.id) from {schema}.watch_periods m) - c_max_periods
           and (p.id <= (select max(m.id) from {schema}.watch_periods m) - c_most_periods
-               or not exists (select 1 from {schema}.workers w join {schema}.beats b on b.worker_id = w.id
+               or not exists (select 1 from {schema}.workers w join {schema}.worker_heartbeats b on b.worker_id = w.id
                               where w.state in ('active', 'draining', 'suspect') and b.beat_at < p.until));
     end if;
     if began is not null and set_back_s = 0 then
         -- The clock may have been ahead for a while that no reaper saw. Heartbeats of this moment are no sign of that.
-        update {schema}.beats b set beat_at = v_now where b.beat_at > v_now + interval '1 second';
+        update {schema}.worker_heartbeats b set beat_at = v_now where b.beat_at > v_now + interval '1 second';
         update {schema}.ledger l set sessions_doubted_at = v_now where l.sessions_doubted_at > v_now;
     end if;
     -- A session may be missing though its worker lives: someone terminated sessions at the server since the last tick, or a

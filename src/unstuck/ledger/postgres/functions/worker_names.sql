@@ -11,10 +11,10 @@ begin
     if p_python then
         return not exists (
             select 1 from {schema}.workers w
-            where w.name = p_name and w.door <> 'python' and w.state in ('active', 'draining', 'suspect'));
+            where w.name = p_name and w.transport <> 'python' and w.state in ('active', 'draining', 'suspect'));
     end if;
     return not exists (
         select 1 from {schema}.workers w
-        where w.name = p_name and w.door = 'python' and w.state in ('active', 'draining', 'suspect'));
+        where w.name = p_name and w.transport = 'python' and w.state in ('active', 'draining', 'suspect'));
 end
 $body$;

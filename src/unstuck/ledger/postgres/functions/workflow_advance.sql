@@ -31,7 +31,7 @@ begin
     end if;
     if p_succeeded_at is not null then
         with ended as (
-            update {schema}.nodes n set state = 'succeeded', finished_at = p_succeeded_at, error = null
+            update {schema}.workflow_nodes n set state = 'succeeded', finished_at = p_succeeded_at, error = null
             from unnest(p_ids, p_workflows, p_places) as u(id, workflow_id, place)
             where n.workflow_id = u.workflow_id and n.place = u.place
               and coalesce(u.place > 0 and n.state = 'released' and n.job_id = u.id, false)
@@ -42,7 +42,7 @@ begin
         v_good := array_fill(true, array[coalesce(cardinality(v_workflows), 0)]);
     else
         with ended as (
-            update {schema}.nodes n set
+            update {schema}.workflow_nodes n set
                 state = case when j.state = 'succeeded' and j.result is not null then 'succeeded'
                              when j.state = 'cancelled' then 'cancelled' else 'failed' end,
                 finished_at = j.finished_at,
@@ -110,13 +110,13 @@ begin
                    array_agg(n.state = 'succeeded' or n.on_error = 'continue')
             into v_workflows, v_places, v_parents, v_good
             from unnest(v_workflows, v_places) as u(workflow_id, place)
-            join {schema}.nodes n on n.workflow_id = u.workflow_id and n.place = u.place
+            join {schema}.workflow_nodes n on n.workflow_id = u.workflow_id and n.place = u.place
             where n.parent is not null;
         end if;
         -- What is left counts only while the scope around it is open.
         select array_agg(p.workflow_id), array_agg(p.place) into v_closed_workflows, v_closed_places
         from (select u.workflow_id, u.place from unnest(v_workflows, v_parents) as u(workflow_id, place) group by 1, 2) s
-        join {schema}.nodes p on p.workflow_id = s.workflow_id and p.place = s.place
+        join {schema}.workflow_nodes p on p.workflow_id = s.workflow_id and p.place = s.place
         where coalesce(p.state <> 'released', false);
         v_good_workflows := v_workflows;
         v_good_places := v_places;
@@ -141,12 +141,12 @@ begin
                     order by x.workflow_id, x.place
                 ) u
                 cross join lateral (
-                    select m.* from {schema}.nodes m where m.workflow_id = u.workflow_id and m.place = u.place limit 1
+                    select m.* from {schema}.workflow_nodes m where m.workflow_id = u.workflow_id and m.place = u.place limit 1
                 ) n
                 where coalesce(n.state in ('failed', 'cancelled'), false)
             loop
                 if v_bad.on_error = 'pause' then
-                    update {schema}.nodes n set state = 'paused' where n.workflow_id = v_bad.workflow_id and n.place = v_bad.place;
+                    update {schema}.workflow_nodes n set state = 'paused' where n.workflow_id = v_bad.workflow_id and n.place = v_bad.place;
                     update {schema}.workflows w set state = 'paused' where w.id = v_bad.workflow_id and w.state = 'running';
                     insert into {schema}.events (kind, job_id, message)
                     values ('workflow_paused', v_bad.workflow_id, left(format(
@@ -155,7 +155,7 @@ begin
                     continue;
                 end if;
                 -- Of several that failed at once the first one decides.
-                update {schema}.nodes n set state = 'failed', finished_at = clock_timestamp(), error = v_bad.error
+                update {schema}.workflow_nodes n set state = 'failed', finished_at = clock_timestamp(), error = v_bad.error
                 where n.workflow_id = v_bad.workflow_id and n.place = v_bad.parent and n.state = 'released';
                 if found then
                     v_woken := v_woken || {schema}.close_scope(
@@ -173,7 +173,7 @@ begin
             from (
                 select e.workflow_id, e.target, count(*)::integer as n
                 from unnest(v_good_workflows, v_good_places) as u(workflow_id, place)
-                join {schema}.edges e on e.workflow_id = u.workflow_id and e.source = u.place
+                join {schema}.workflow_edges e on e.workflow_id = u.workflow_id and e.source = u.place
                 group by e.workflow_id, e.target
             ) f;
             with left_open as (
@@ -181,7 +181,7 @@ begin
                 from unnest(v_good_workflows, v_good_parents) as u(workflow_id, parent)
                 group by u.workflow_id, u.parent
             ), told as (
-                update {schema}.nodes s set
+                update {schema}.workflow_nodes s set
                     open = s.open - l.n,
                     state = case when s.open = l.n and s.state = 'released' then 'succeeded' else s.state end,
                     finished_at = case when s.open = l.n and s.state = 'released' then clock_timestamp() else s.finished_at end
@@ -222,16 +222,16 @@ declare
     v_now timestamptz := clock_timestamp();
 begin
     with recursive inside as (
-        select n.place, n.job_id from {schema}.nodes n where n.workflow_id = p_workflow and n.parent = p_scope
+        select n.place, n.job_id from {schema}.workflow_nodes n where n.workflow_id = p_workflow and n.parent = p_scope
         union all
         select n.place, n.job_id from inside i
-        join {schema}.nodes n on n.workflow_id = p_workflow and n.parent = i.place
+        join {schema}.workflow_nodes n on n.workflow_id = p_workflow and n.parent = i.place
     )
     select array_agg(i.place), array_agg(i.job_id) filter (where i.job_id is not null) into v_places, v_inside from inside i;
     with stopped as (
         update {schema}.jobs j set
-            state = 'cancelled', ready = false, waiting = false, blocked = null, awaits = null, finished_at = v_now,
-            live_key = null, error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = p_cause,
+            state = 'cancelled', ready = false, scheduled = false, blocked = null, awaits_signal = null, finished_at = v_now,
+            active_key = null, error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = p_cause,
             error_details = null
         where j.id = any (v_inside) and j.state in ('pending', 'waiting')
         returning j.id
@@ -244,7 +244,7 @@ begin
     ), stopped as (
         update {schema}.jobs j set
             state = 'cancelled', held = false, token = null, worker_id = null, claimed_at = null, finished_at = v_now,
-            live_key = null, error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = p_cause,
+            active_key = null, error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = p_cause,
             error_details = null
         from unbegun u
         where j.id = u.id
@@ -253,7 +253,7 @@ begin
     select v_jobs || array_agg(s.id order by s.id) into v_jobs from stopped s;
     insert into {schema}.events (at, kind, job_id, message)
     select v_now, 'cancelled', u.id, left('CANCELLED: ' || p_cause, 500) from unnest(v_jobs) as u(id);
-    update {schema}.nodes n set
+    update {schema}.workflow_nodes n set
         state = 'cancelled', finished_at = v_now,
         error = jsonb_build_object('node', n.name, 'job_id', n.job_id, 'code', 'TASK_CANCELLED',
                                    'message', 'It was not begun', 'cause', p_cause)
@@ -262,8 +262,8 @@ begin
     -- What waited for an operator may have been in there.
     update {schema}.workflows w set state = 'running'
     where w.id = p_workflow and w.state = 'paused'
-      and not exists (select 1 from {schema}.nodes n where n.workflow_id = p_workflow and n.state = 'paused');
-    return case when v_jobs is null then '{}' else {schema}.leave_lines(v_jobs) end;
+      and not exists (select 1 from {schema}.workflow_nodes n where n.workflow_id = p_workflow and n.state = 'paused');
+    return case when v_jobs is null then '{}' else {schema}.leave_keys(v_jobs) end;
 end
 $body$;
 
@@ -287,7 +287,7 @@ begin
                case when n.state = 'succeeded' then convert_to({schema}.node_result(n.workflow_id, 0), 'UTF8') end as result
         from unnest(p_workflows) as u(id)
         -- With a limit, or the planner might look for the place in all workflows that there are.
-        cross join lateral (select m.* from {schema}.nodes m where m.workflow_id = u.id and m.place = 0 limit 1) n
+        cross join lateral (select m.* from {schema}.workflow_nodes m where m.workflow_id = u.id and m.place = 0 limit 1) n
     ), outcomes as materialized (
         select r.id, r.state, case when octet_length(r.result) <= c_bytes then r.result end as result,
                case when octet_length(r.result) > c_bytes then jsonb_build_object(
@@ -303,7 +303,7 @@ begin
         update {schema}.workflows w set state = e.state, finished_at = v_now from ends e where w.id = e.id
     ), stands as (
         update {schema}.jobs j set
-            state = e.state, waiting = false, awaits = null, finished_at = v_now, result = e.result, live_key = null,
+            state = e.state, scheduled = false, awaits_signal = null, finished_at = v_now, result = e.result, active_key = null,
             error_code = case when e.state = 'cancelled' then 'CANCELLED' else e.error ->> 'code' end,
             error_message = e.error ->> 'message', error_cause = e.error ->> 'cause',
             error_details = case when e.error is not null then jsonb_build_object(
@@ -337,7 +337,7 @@ declare
 begin
     v_woken := {schema}.close_scope(p_workflow, 0, format('workflow %s was cancelled', p_workflow));
     with free as materialized (
-        select j.id from {schema}.nodes n join {schema}.jobs j on j.id = n.job_id
+        select j.id from {schema}.workflow_nodes n join {schema}.jobs j on j.id = n.job_id
         where n.workflow_id = p_workflow and n.state = 'released' and n.kind = 'task' and j.held
         for update of j skip locked
     ), asked as (
@@ -345,8 +345,8 @@ begin
     )
     select array_agg(a.worker_id) into v_workers from asked a;
     perform {schema}.flag_cancels(v_workers);
-    update {schema}.nodes n set unstop = null where n.workflow_id = p_workflow and coalesce(n.unstop, false);
-    update {schema}.nodes n set
+    update {schema}.workflow_nodes n set unstop = null where n.workflow_id = p_workflow and coalesce(n.unstop, false);
+    update {schema}.workflow_nodes n set
         state = 'cancelled', finished_at = clock_timestamp(),
         error = jsonb_build_object('node', n.name, 'code', 'TASK_CANCELLED', 'message', 'Workflow was cancelled')
     where n.workflow_id = p_workflow and n.place = 0;

@@ -19,11 +19,11 @@ declare
     v_outer boolean;
 begin
     insert into {schema}.jobs (
-        id, queue, task, payload, rank, enqueued_at, run_at, state, ready, waiting, awaits, unique_key, live_key, enqueued_by,
-        tied, workflow_id, place, hooks, keep_s)
+        id, queue, task, payload, rank, enqueued_at, run_at, state, ready, scheduled, awaits_signal, unique_key, active_key, enqueued_by,
+        has_links, workflow_id, place, hooks, retain_s)
     select p_id, r.queue, r.task, decode(r.payload, 'base64'), coalesce(r.rank, 0), v_now, v_now, 'waiting', false, false,
            'workflow', r.unique_key, r.unique_key, r.enqueued_by, true, p_id, 0, r.more -> 'hooks',
-           (r.more ->> 'keep_s')::double precision
+           (r.more ->> 'retain_s')::double precision
     from jsonb_to_record(p_root) as r(
         queue text, task text, payload text, rank integer, unique_key text, enqueued_by text, more jsonb)
     on conflict do nothing;
@@ -31,29 +31,29 @@ begin
         return null;
     end if;
     insert into {schema}.workflows (id, name, created_at) values (p_id, p_name, v_now);
-    insert into {schema}.nodes (
+    insert into {schema}.workflow_nodes (
         workflow_id, place, parent, name, kind, state, on_error, blockers, open, source)
     select p_id, n.place, n.parent, n.name, n.kind, case when n.kind = 'group' then 'released' else 'waiting' end,
            n.on_error, n.blockers, n.open, n.source
     from jsonb_to_recordset(p_nodes) as n(
         place integer, parent integer, name text, kind text, on_error text, blockers integer, open integer, source integer);
-    insert into {schema}.drafts (
-        workflow_id, place, needs, queue, task, payload, payload_type, policy, on_crash, heartbeat, heartbeat_timeout_s,
+    insert into {schema}.node_jobs (
+        workflow_id, place, needs_inputs, queue, task, payload, payload_type, policy, on_crash, heartbeat, heartbeat_timeout_s,
         timeout_s, rank, delay_s, enqueued_by, more)
-    select p_id, n.place, n.needs, s.queue, s.task, decode(s.payload, 'base64'), s.payload_type, decode(s.policy, 'base64'),
+    select p_id, n.place, n.needs_inputs, s.queue, s.task, decode(s.payload, 'base64'), s.payload_type, decode(s.policy, 'base64'),
            s.on_crash, s.heartbeat, s.heartbeat_timeout_s, s.timeout_s, s.rank, s.delay_s, s.enqueued_by, s.more
-    from jsonb_to_recordset(p_nodes) as n(place integer, needs boolean, spec jsonb)
+    from jsonb_to_recordset(p_nodes) as n(place integer, needs_inputs boolean, spec jsonb)
     cross join lateral jsonb_to_record(n.spec) as s(
         queue text, task text, payload text, payload_type text, policy text, on_crash text, heartbeat boolean,
         heartbeat_timeout_s double precision, timeout_s double precision, rank integer, delay_s double precision,
         enqueued_by text, more jsonb)
     where n.spec is not null;
-    insert into {schema}.edges (workflow_id, source, target, data)
+    insert into {schema}.workflow_edges (workflow_id, source, target, data)
     select p_id, (e.value ->> 0)::integer, (e.value ->> 1)::integer, (e.value ->> 2)::boolean
     from jsonb_array_elements(p_edges) as e(value);
-    select array_agg(n.place order by n.place) into v_places from {schema}.nodes n
+    select array_agg(n.place order by n.place) into v_places from {schema}.workflow_nodes n
     where n.workflow_id = p_id and n.state = 'waiting' and n.blockers = 0;
-    v_outer := {schema}.gather_lines();
+    v_outer := {schema}.gather_keys();
     select r.* into v_released from {schema}.release(array_fill(p_id, array[cardinality(v_places)]), v_places, null) r;
     v_woken := v_released.queues;
     if cardinality(v_released.ended_places) > 0 then
@@ -63,7 +63,7 @@ begin
         perform {schema}.postpone_gathered();
         return v_woken;
     end if;
-    return v_woken || case when v_outer then {schema}.let_in_gathered() else '{}' end;
+    return v_woken || case when v_outer then {schema}.admit_gathered() else '{}' end;
 end
 $body$;
 
@@ -88,7 +88,7 @@ begin
             v_queues := {schema}.begin_workflow_v1(p_id, p_name, p_root, p_nodes, p_edges);
             exit when v_queues is not null;
             -- Another one has its key, unless that ended in between.
-            select j.id into v_owner from {schema}.jobs j where j.live_key = p_unique_key;
+            select j.id into v_owner from {schema}.jobs j where j.active_key = p_unique_key;
             exit when found;
             if i = c_rounds then
                 raise exception 'a unique key changed hands % times during one request', c_rounds using errcode = '40001';

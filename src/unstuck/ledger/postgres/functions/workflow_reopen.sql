@@ -23,32 +23,32 @@ begin
     end if;
     begin
         update {schema}.jobs j set
-            state = 'waiting', ready = false, blocked = null, waiting = false, awaits = 'workflow', finished_at = null,
+            state = 'waiting', ready = false, blocked = null, scheduled = false, awaits_signal = 'workflow', finished_at = null,
             result = null, error_code = null, error_message = null, error_cause = null, error_details = null,
-            cancel_requested = null, live_key = j.unique_key
+            cancel_requested = null, active_key = j.unique_key
         where j.id = p_workflow;
     exception when unique_violation then
         -- While it was over another was started with its unique key.
         perform {schema}.refuse_duplicate(o.id)
-        from {schema}.jobs r join {schema}.jobs o on o.live_key = r.unique_key and o.id <> r.id
+        from {schema}.jobs r join {schema}.jobs o on o.active_key = r.unique_key and o.id <> r.id
         where r.id = p_workflow;
         raise exception 'the unique key of workflow % changed hands just now', p_workflow using errcode = '40001';
     end;
-    v_outer := {schema}.gather_lines();
-    update {schema}.nodes n set state = 'released', finished_at = null, error = null
+    v_outer := {schema}.gather_keys();
+    update {schema}.workflow_nodes n set state = 'released', finished_at = null, error = null
     where n.workflow_id = p_workflow and n.place = 0;
     -- From the outside in: what is inside a scope that failed and may have failed is left as it is. What runs still,
     -- though its scope was closed, ends as it will.
     while v_scopes is not null loop
         with again as (
             select n.place, n.kind, j.id as job_id,
-                   exists (select 1 from {schema}.nodes m where m.workflow_id = p_workflow and m.parent = n.place) as has_members
-            from {schema}.nodes n
+                   exists (select 1 from {schema}.workflow_nodes m where m.workflow_id = p_workflow and m.parent = n.place) as has_members
+            from {schema}.workflow_nodes n
             left join {schema}.jobs j on j.id = n.job_id and j.state in ('failed', 'cancelled', 'quarantined')
             where n.workflow_id = p_workflow and n.parent = any (v_scopes)
               and (n.state in ('cancelled', 'paused') or n.state = 'failed' and n.on_error <> 'continue')
         ), opened as (
-            update {schema}.nodes n set
+            update {schema}.workflow_nodes n set
                 state = case when a.job_id is not null or n.kind = 'group' or a.has_members then 'released' else 'waiting' end,
                 job_id = a.job_id, finished_at = null, error = null
             from again a
@@ -57,33 +57,33 @@ begin
         )
         select array_agg(o.job_id) filter (where o.job_id is not null) into v_more from opened o;
         v_jobs := v_jobs || v_more;
-        select array_agg(n.place) into v_scopes from {schema}.nodes n
+        select array_agg(n.place) into v_scopes from {schema}.workflow_nodes n
         where n.workflow_id = p_workflow and n.parent = any (v_scopes) and n.kind <> 'task' and n.state = 'released';
     end loop;
     -- Removed just now, since its workflow was over: its node gets another.
     v_there := array(
         select j.id from {schema}.jobs j where j.id = any (v_jobs) and j.finished_at is not null order by j.id for update);
     if cardinality(v_there) < cardinality(v_jobs) then
-        update {schema}.nodes n set state = 'waiting', job_id = null
+        update {schema}.workflow_nodes n set state = 'waiting', job_id = null
         where n.workflow_id = p_workflow and n.state = 'released' and n.job_id = any (v_jobs) and n.job_id <> all (v_there);
     end if;
     perform {schema}.requeue(v_there, p_by);
-    perform {schema}.admit(array(select distinct j.line from {schema}.jobs j where j.id = any (v_there) and j.line is not null));
+    perform {schema}.admit(array(select distinct j.concurrency_key from {schema}.jobs j where j.id = any (v_there) and j.concurrency_key is not null));
     -- What runs still was asked to stop, where the workflow was cancelled. That is taken back: should it stop all the same,
     -- since its worker had heard of it, it is tried again. What is in somebody's hands just now is marked, and told by
     -- whoever asked us, each alone: who waits for one while holding another might wait for ever.
     v_more := array(
-        select j.id from {schema}.nodes n join {schema}.jobs j on j.id = n.job_id
+        select j.id from {schema}.workflow_nodes n join {schema}.jobs j on j.id = n.job_id
         where n.workflow_id = p_workflow and n.state = 'released' and n.kind = 'task' and j.held and j.cancel_requested
         for update of j skip locked);
     update {schema}.jobs j set cancel_requested = null, unstopped = true where j.id = any (v_more);
-    update {schema}.nodes n set unstop = true from {schema}.jobs j
+    update {schema}.workflow_nodes n set unstop = true from {schema}.jobs j
     where n.workflow_id = p_workflow and n.state = 'released' and n.kind = 'task' and j.id = n.job_id
       and coalesce(j.held and j.cancel_requested, false);
     insert into {schema}.events (kind, job_id, message)
     values ('retried', p_workflow, format('Workflow was taken up again by %s', p_by));
     v_woken := {schema}.recount(p_workflow);
-    return v_woken || case when v_outer then {schema}.let_in_gathered() else '{}' end;
+    return v_woken || case when v_outer then {schema}.admit_gathered() else '{}' end;
 end
 $body$;
 
@@ -97,14 +97,14 @@ as $body$
 declare
     v_places integer[];
     v_woken text[];
-    v_outer constant boolean := {schema}.gather_lines();
+    v_outer constant boolean := {schema}.gather_keys();
 begin
     perform 1 from {schema}.workflows w where w.id = p_workflow and w.state = 'paused' for update;
     if not found then
         return null;
     end if;
     with gone_on as (
-        update {schema}.nodes n set state = 'failed', on_error = 'continue'
+        update {schema}.workflow_nodes n set state = 'failed', on_error = 'continue'
         where n.workflow_id = p_workflow and n.state = 'paused'
         returning n.place
     ) select array_agg(g.place) into v_places from gone_on g;
@@ -112,7 +112,7 @@ begin
     insert into {schema}.events (kind, job_id, message)
     values ('workflow_resumed', p_workflow, format('Resumed by %s, past what failed', p_by));
     v_woken := {schema}.move_on(array_fill(p_workflow, array[cardinality(v_places)]), v_places);
-    return v_woken || case when v_outer then {schema}.let_in_gathered() else '{}' end;
+    return v_woken || case when v_outer then {schema}.admit_gathered() else '{}' end;
 end
 $body$;
 
@@ -139,13 +139,13 @@ begin
         perform {schema}.reopen_workflow_v1(v_workflow, p_by);
         return;
     end if;
-    update {schema}.nodes n set state = 'released', finished_at = null, error = null
+    update {schema}.workflow_nodes n set state = 'released', finished_at = null, error = null
     where n.workflow_id = v_workflow and n.place = v_place and n.job_id = p_id
       and n.state in ('failed', 'cancelled', 'paused') and n.on_error <> 'continue';
     if found then
         if exists (select 1 from {schema}.workflows w where w.id = v_workflow and w.state in ('failed', 'cancelled')) then
             perform {schema}.reopen_workflow_v1(v_workflow, p_by);
-        elsif not exists (select 1 from {schema}.nodes n where n.workflow_id = v_workflow and n.state = 'paused') then
+        elsif not exists (select 1 from {schema}.workflow_nodes n where n.workflow_id = v_workflow and n.state = 'paused') then
             update {schema}.workflows w set state = 'running' where w.id = v_workflow and w.state = 'paused';
         end if;
     end if;
@@ -166,18 +166,18 @@ declare
     v_woken text[] := '{}';
     v_ended integer[];
 begin
-    update {schema}.nodes n set
+    update {schema}.workflow_nodes n set
         blockers = (
-            select count(*) from {schema}.edges e
-            join {schema}.nodes s on s.workflow_id = e.workflow_id and s.place = e.source
+            select count(*) from {schema}.workflow_edges e
+            join {schema}.workflow_nodes s on s.workflow_id = e.workflow_id and s.place = e.source
             where e.workflow_id = p_workflow and e.target = n.place
               and not (s.state = 'succeeded' or s.state in ('failed', 'cancelled') and s.on_error = 'continue')),
         open = (
-            select count(*) from {schema}.nodes m where m.workflow_id = p_workflow and m.parent = n.place
+            select count(*) from {schema}.workflow_nodes m where m.workflow_id = p_workflow and m.parent = n.place
               and not (m.state = 'succeeded' or m.state in ('failed', 'cancelled') and m.on_error = 'continue'))
     where n.workflow_id = p_workflow;
-    select array_agg(n.place order by n.place) into v_places from {schema}.nodes n
-    join {schema}.nodes p on p.workflow_id = n.workflow_id and p.place = n.parent
+    select array_agg(n.place order by n.place) into v_places from {schema}.workflow_nodes n
+    join {schema}.workflow_nodes p on p.workflow_id = n.workflow_id and p.place = n.parent
     where n.workflow_id = p_workflow and n.state = 'waiting' and n.blockers = 0 and p.state = 'released';
     if v_places is not null then
         select r.* into v_released from {schema}.release(array_fill(p_workflow, array[cardinality(v_places)]), v_places, null) r;
@@ -188,7 +188,7 @@ begin
     end if;
     -- Scopes in which nothing is left, from the inside out: the ends of the inner ones are in `open` of the outer already.
     with done as (
-        update {schema}.nodes n set state = 'succeeded', finished_at = clock_timestamp()
+        update {schema}.workflow_nodes n set state = 'succeeded', finished_at = clock_timestamp()
         where n.workflow_id = p_workflow and n.kind <> 'task' and n.state = 'released' and n.open = 0
         returning n.place
     ) select array_agg(d.place) into v_ended from done d;
@@ -208,7 +208,7 @@ set lock_timeout = '500ms'
 as $body$
 begin
     perform {schema}.lock_workflows(array[p_id]);
-    update {schema}.nodes n set unstop = null from {schema}.jobs j
+    update {schema}.workflow_nodes n set unstop = null from {schema}.jobs j
     where j.id = p_id and n.workflow_id = j.workflow_id and n.place = j.place
       and coalesce(n.unstop and n.job_id = p_id, false);
     if found then

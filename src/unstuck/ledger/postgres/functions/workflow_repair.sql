@@ -17,10 +17,10 @@ declare
     v_ids bigint[] := '{}';
     v_left integer := p_look;
     v_end bigint;
-    v_outer constant boolean := {schema}.gather_lines();
+    v_outer constant boolean := {schema}.gather_keys();
 begin
     for v_found in
-        select w.id, (select max(n.place) from {schema}.nodes n where n.workflow_id = w.id) as nodes
+        select w.id, (select max(n.place) from {schema}.workflow_nodes n where n.workflow_id = w.id) as nodes
         from {schema}.workflows w where w.finished_at is null and w.id > p_after order by w.id
     loop
         v_ids := v_ids || v_found.id;
@@ -34,7 +34,7 @@ begin
     for v_found in
         select n.workflow_id, n.place, n.name, n.job_id, j.id as there, j.state
         from unnest(v_ids) with ordinality as u(id, n)
-        join {schema}.nodes n on n.workflow_id = u.id
+        join {schema}.workflow_nodes n on n.workflow_id = u.id
         left join {schema}.jobs j on j.id = n.job_id
         where coalesce(n.state = 'released' and n.kind = 'task', false) and (j.id is null or j.finished_at is not null)
         order by u.n, n.place
@@ -49,7 +49,7 @@ begin
             queues := {schema}.advance(array[v_found.job_id], array[v_found.workflow_id], array[v_found.place]);
         else
             what := format('node %s waited for job %s, which is not there any more', v_found.name, v_found.job_id);
-            update {schema}.nodes n set state = 'failed', finished_at = clock_timestamp(), error = {schema}.result_missing(n.name, n.job_id)
+            update {schema}.workflow_nodes n set state = 'failed', finished_at = clock_timestamp(), error = {schema}.result_missing(n.name, n.job_id)
             where n.workflow_id = v_found.workflow_id and n.place = v_found.place and n.state = 'released'
               and n.job_id is not distinct from v_found.job_id;
             continue when not found;
@@ -61,7 +61,7 @@ begin
     for v_found in
         select w.id from {schema}.workflows w
         where w.id = any (v_ids) and w.state = 'running'
-          and not exists (select 1 from {schema}.nodes n
+          and not exists (select 1 from {schema}.workflow_nodes n
                           where n.workflow_id = w.id and coalesce(n.state = 'released' and n.kind = 'task', false))
         order by w.id
         limit p_limit
@@ -74,7 +74,7 @@ begin
     end loop;
     workflow_id := null;
     what := null;
-    queues := case when v_outer then {schema}.let_in_gathered() else '{}' end;
+    queues := case when v_outer then {schema}.admit_gathered() else '{}' end;
     next_after := v_end;
     return next;
 end

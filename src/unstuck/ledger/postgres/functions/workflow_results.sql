@@ -37,10 +37,10 @@ language plpgsql stable
 {fixed_path}
 as $body$
 declare
-    v_node {schema}.nodes;
+    v_node {schema}.workflow_nodes;
     v_result bytea;
 begin
-    select n.* into v_node from {schema}.nodes n where n.workflow_id = p_workflow and n.place = p_place;
+    select n.* into v_node from {schema}.workflow_nodes n where n.workflow_id = p_workflow and n.place = p_place;
     if v_node.state is distinct from 'succeeded' then
         return jsonb_build_object('$error', coalesce(v_node.error, jsonb_build_object(
             'node', v_node.name, 'code', 'RESULT_NOT_AVAILABLE', 'message', 'It has not ended')))::text;
@@ -50,7 +50,7 @@ begin
     end if;
     if v_node.kind = 'map' then
         return '[' || coalesce((
-            select string_agg({schema}.node_result(p_workflow, m.place), ',' order by m.item) from {schema}.nodes m
+            select string_agg({schema}.node_result(p_workflow, m.place), ',' order by m.item) from {schema}.workflow_nodes m
             where m.workflow_id = p_workflow and m.parent = p_place), '') || ']';
     end if;
     select j.result into v_result from {schema}.jobs j where j.id = v_node.job_id;
@@ -76,25 +76,25 @@ as $body$
     with recursive wanted as (
         select j.id as job_id, j.workflow_id, e.source as place, e.source as at
         from {schema}.jobs j
-        join {schema}.edges e on e.workflow_id = j.workflow_id and e.target = j.place and e.data
+        join {schema}.workflow_edges e on e.workflow_id = j.workflow_id and e.target = j.place and e.data
         where j.id = any (p_ids)
         union all
         -- A group's result is that of the node that stands for it.
         select w.job_id, w.workflow_id, w.place, n.source
         from wanted w
-        join {schema}.nodes n on n.workflow_id = w.workflow_id and n.place = w.at
+        join {schema}.workflow_nodes n on n.workflow_id = w.workflow_id and n.place = w.at
         where n.kind = 'group' and n.state = 'succeeded' and n.source is not null
     ), found as (
         select w.job_id, w.workflow_id, w.place, n.kind = 'map' and n.state = 'succeeded' as is_list, n.place as at, n.kind, n.state, n.name, n.job_id as node_job, n.error
         from wanted w
-        join {schema}.nodes n on n.workflow_id = w.workflow_id and n.place = w.at
+        join {schema}.workflow_nodes n on n.workflow_id = w.workflow_id and n.place = w.at
         where not (n.kind = 'group' and n.state = 'succeeded' and n.source is not null)
     ), parts as (
         select f.job_id, f.place, f.is_list, null::integer as item, f.kind, f.state, f.name, f.node_job, f.error from found f where not f.is_list
         union all
         select f.job_id, f.place, true, m.item, coalesce(m.kind, 'none'), m.state, m.name, m.job_id, m.error
         from found f
-        left join {schema}.nodes m on m.workflow_id = f.workflow_id and m.parent = f.at
+        left join {schema}.workflow_nodes m on m.workflow_id = f.workflow_id and m.parent = f.at
         where f.is_list
     ), given as (
         select p.job_id, p.place, p.is_list, p.item, case when p.state = 'succeeded' then d.result end as result,
@@ -110,8 +110,8 @@ as $body$
                case when n.item_value is null and (s.state <> 'succeeded' or d.result is null)
                         then coalesce(s.error, {schema}.result_missing(s.name, s.job_id)) end
         from {schema}.jobs j
-        join {schema}.nodes n on n.workflow_id = j.workflow_id and n.place = j.place
-        left join {schema}.nodes s on s.workflow_id = n.workflow_id and s.place = n.item_of
+        join {schema}.workflow_nodes n on n.workflow_id = j.workflow_id and n.place = j.place
+        left join {schema}.workflow_nodes s on s.workflow_id = n.workflow_id and s.place = n.item_of
         left join {schema}.jobs d on d.id = s.job_id
         where j.id = any (p_ids) and n.item is not null
     ), sizes as (

@@ -20,13 +20,13 @@ update {schema}.api_tokens set revoked_at = clock_timestamp() where id = %(id)s 
 -- What operators did.
 
 -- name: begin_audit
-insert into {schema}.audit (by, door, verb, target) values (%(by)s, %(door)s, %(verb)s, %(target)s) returning id;
+insert into {schema}.audit (by, transport, verb, target) values (%(by)s, %(door)s, %(verb)s, %(target)s) returning id;
 
 -- name: end_audit
 update {schema}.audit set outcome = %(outcome)s where id = %(id)s returning id;
 
 -- name: audit
-select a.id, extract(epoch from a.at)::double precision, a.by, a.door, a.verb, a.target, a.outcome
+select a.id, extract(epoch from a.at)::double precision, a.by, a.transport, a.verb, a.target, a.outcome
 from {schema}.audit a
 where %(before_id)s::bigint is null or a.id < %(before_id)s
 order by a.id desc
@@ -79,5 +79,5 @@ with old as (
 -- name: fleet
 select w.state, count(*), count(*) filter (where v.silent_s > 2 * w.heartbeat_interval_s), max(v.silent_s)
 from {schema}.workers w
-join {schema}.vitals v on v.worker_id = w.id
+join {schema}.worker_watch v on v.worker_id = w.id
 group by w.state;

@@ -41,7 +41,7 @@ from (
     select queue, task, id, extract(epoch from run_at - now())::double precision as due_in_s
     from (
         select queue, task, id, run_at, state from {schema}.jobs
-        where waiting and run_at > now() + make_interval(secs => %(far_s)s)
+        where scheduled and run_at > now() + make_interval(secs => %(far_s)s)
         order by run_at desc limit 20 * %(jobs)s
     ) looked
     where state = 'pending'
@@ -56,7 +56,7 @@ from (
     select queue, task, id, extract(epoch from run_at - now())::double precision as due_in_s
     from (
         select queue, task, id, run_at, state from {schema}.jobs
-        where waiting and run_at > now()
+        where scheduled and run_at > now()
         order by run_at limit 20 * %(jobs)s
     ) looked
     where state = 'pending'
@@ -69,7 +69,7 @@ select queue, task, count(*), min(id), max(late_s)
 from (
     select queue, task, id, extract(epoch from now() - run_at)::double precision as late_s
     from {schema}.jobs
-    where waiting and run_at < now() - make_interval(secs => %(late_s)s)
+    where scheduled and run_at < now() - make_interval(secs => %(late_s)s)
     order by run_at limit %(jobs)s
 ) late
 group by queue, task order by count(*) desc, queue, task limit %(groups)s;
@@ -105,7 +105,7 @@ select s.relname::text, s.n_live_tup, s.n_dead_tup, pg_total_relation_size(s.rel
            select o.option_value::boolean from pg_class c cross join lateral pg_options_to_table(c.reloptions) o
            where c.oid = s.relid and o.option_name = 'autovacuum_enabled'), true)
 from pg_stat_all_tables s
-where s.schemaname = %(schema)s and s.relname in ('jobs', 'beats')
+where s.schemaname = %(schema)s and s.relname in ('jobs', 'worker_heartbeats')
 order by s.relname desc;
 
 -- name: look_holders
@@ -178,33 +178,33 @@ order by age_s desc nulls first limit %(groups)s;
 -- By how long the oldest row of each kind is past its retention, if it is. Ids go with time: the first jobs and events
 -- that the walk of retention has left tell it. What ended in a workflow that is open may still be needed. Jobs with a
 -- time of their own, and unique keys, are found in their indexes; the first jumps from time to time.
-with recursive own (keep_s) as (
-    (select keep_s from {schema}.jobs where keep_s is not null and finished_at is not null order by keep_s limit 1)
+with recursive own (retain_s) as (
+    (select retain_s from {schema}.jobs where retain_s is not null and finished_at is not null order by retain_s limit 1)
     union all
-    select (select j.keep_s from {schema}.jobs j
-            where j.keep_s is not null and j.finished_at is not null and j.keep_s > o.keep_s order by j.keep_s limit 1)
-    from own o where o.keep_s is not null
+    select (select j.retain_s from {schema}.jobs j
+            where j.retain_s is not null and j.finished_at is not null and j.retain_s > o.retain_s order by j.retain_s limit 1)
+    from own o where o.retain_s is not null
 ), late (kind, past) as (
-    select 'jobs', clock_timestamp() - j.finished_at - make_interval(secs => greatest(%(jobs_s)s, j.keep_s))
+    select 'jobs', clock_timestamp() - j.finished_at - make_interval(secs => greatest(%(jobs_s)s, j.retain_s))
     from (
-        select finished_at, keep_s, workflow_id from {schema}.jobs
-        where id >= coalesce((select least(position, lowest_left - 1) from {schema}.sweeps where name = 'jobs'), 0)
+        select finished_at, retain_s, workflow_id from {schema}.jobs
+        where id >= coalesce((select least(position, lowest_left - 1) from {schema}.retention_positions where name = 'jobs'), 0)
         order by id limit %(rows)s) j
     where j.workflow_id is null
        or not exists (select 1 from {schema}.workflows w where w.id = j.workflow_id and w.finished_at is null)
     union all
     select 'jobs', (
-        select clock_timestamp() - j.finished_at - make_interval(secs => o.keep_s) from {schema}.jobs j
-        where j.keep_s = o.keep_s and j.finished_at is not null and j.workflow_id is null order by j.finished_at limit 1)
-    from (select keep_s from own where keep_s is not null limit %(groups)s) o
+        select clock_timestamp() - j.finished_at - make_interval(secs => o.retain_s) from {schema}.jobs j
+        where j.retain_s = o.retain_s and j.finished_at is not null and j.workflow_id is null order by j.finished_at limit 1)
+    from (select retain_s from own where retain_s is not null limit %(groups)s) o
     union all
     select 'events', clock_timestamp() - e.at - make_interval(secs => %(events_s)s)
     from (
         select at from {schema}.events
-        where id >= coalesce((select position from {schema}.sweeps where name = 'events'), 0)
+        where id >= coalesce((select position from {schema}.retention_positions where name = 'events'), 0)
         order by id limit %(rows)s) e
     union all
-    select 'keys', clock_timestamp() - k.until from (select until from {schema}.kept_keys order by until limit 1) k
+    select 'keys', clock_timestamp() - k.until from (select until from {schema}.unique_keys order by until limit 1) k
 )
 select kind, extract(epoch from max(past))::double precision from late
 group by kind having max(past) > interval '0' order by kind;

@@ -101,7 +101,7 @@ select (select count(*) from living), (select count(*) from living where able),
 -- name: look_late
 select w.id, w.name, w.host, w.state, v.silent_s
 from {schema}.workers w
-join {schema}.vitals v on v.worker_id = w.id
+join {schema}.worker_watch v on v.worker_id = w.id
 where w.state in ('active', 'draining', 'suspect') and v.silent_s >= coalesce(%(late_s)s, w.suspect_after_s)
 order by w.id
 limit %(limit)s;
@@ -126,7 +126,7 @@ from unnest(%(queues)s::text[], %(tasks)s::text[]) as p(queue, task)
 where not exists (
     select 1
     from {schema}.workers w
-    join {schema}.vitals v on v.worker_id = w.id
+    join {schema}.worker_watch v on v.worker_id = w.id
     left join {schema}.hosts h on h.name = w.host
     where w.state = 'active' and w.request is null and w.disabled is null and h.disabled is null
       and v.silent_s < w.suspect_after_s and p.queue = any (w.queues) and p.task = any (w.tasks));

@@ -35,8 +35,8 @@ select id, task, queue, state, -rank, payload, coalesce(payload_type, 'json'), r
        coalesce(cancel_requested, false), extract(epoch from enqueued_at)::double precision, enqueued_by,
        extract(epoch from coalesce(run_at, enqueued_at))::double precision,
        extract(epoch from claimed_at)::double precision, extract(epoch from started_at)::double precision,
-       extract(epoch from finished_at)::double precision, worker_id, token, coalesce(suspicions, 0),
-       coalesce(alone, false), awaits, awaits is null or waiting
+       extract(epoch from finished_at)::double precision, worker_id, token, coalesce(suspected_crashes, 0),
+       coalesce(run_alone, false), awaits_signal, awaits_signal is null or scheduled
 from {schema}.jobs
 where id = %(job_id)s;
 
@@ -47,15 +47,15 @@ select id, task, queue, state, -rank, ''::bytea, coalesce(payload_type, 'json'),
        coalesce(cancel_requested, false), extract(epoch from enqueued_at)::double precision, enqueued_by,
        extract(epoch from coalesce(run_at, enqueued_at))::double precision,
        extract(epoch from claimed_at)::double precision, extract(epoch from started_at)::double precision,
-       extract(epoch from finished_at)::double precision, worker_id, token, coalesce(suspicions, 0),
-       coalesce(alone, false), awaits, awaits is null or waiting
+       extract(epoch from finished_at)::double precision, worker_id, token, coalesce(suspected_crashes, 0),
+       coalesce(run_alone, false), awaits_signal, awaits_signal is null or scheduled
 from {schema}.jobs
 where (%(before_id)s::bigint is null or id < %(before_id)s)
   and (%(from_id)s::bigint is null or id >= %(from_id)s)
   and (%(states)s::text[] is null or state = any (%(states)s::text[]))
   -- What these states imply is said, so that the indexes of the few are found among the many.
   and (not %(held)s::boolean or held)
-  and (not %(pending)s::boolean or ready or waiting or blocked)
+  and (not %(pending)s::boolean or ready or scheduled or blocked)
   and (not %(wrong)s::boolean or error_code is not null)
   and (%(queue)s::text is null or queue = %(queue)s)
   and (%(task)s::text is null or task = %(task)s)
@@ -212,11 +212,11 @@ select w.id, w.name, w.host, w.pid, w.state, w.queues, w.tasks, w.concurrency,
        extract(epoch from w.created_at)::double precision, extract(epoch from v.beat_at)::double precision, v.silent_s,
        extract(epoch from w.stopped_at)::double precision, v.running, v.processed,
        (select count(*) from {schema}.jobs j where j.held and j.worker_id = w.id), w.version, w.metadata, w.verdict,
-       w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.door, w.owner,
+       w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.transport, w.owner,
        w.running_stale_after_s, w.recovery,
        (select count(*) from {schema}.jobs j where j.held and j.worker_id = w.id and j.state = 'running')
 from {schema}.workers w
-join {schema}.vitals v on v.worker_id = w.id
+join {schema}.worker_watch v on v.worker_id = w.id
 left join {schema}.hosts h on h.name = w.host
 where w.state in ('active', 'draining', 'suspect') or not %(living_only)s
 order by w.created_at, w.id;
@@ -225,11 +225,11 @@ order by w.created_at, w.id;
 with ready as (
     select queue, count(*) as pending, min(coalesce(run_at, enqueued_at)) as since
     from {schema}.jobs where ready group by queue
-), waiting as (
+), scheduled as (
     select queue, count(*) filter (where state = 'pending') as scheduled, count(*) filter (where state = 'waiting') as asleep
-    from {schema}.jobs where waiting group by queue
+    from {schema}.jobs where scheduled group by queue
 ), awaiting as (
-    select queue, count(*) as signals from {schema}.jobs where awaits is not null and not waiting group by queue
+    select queue, count(*) as signals from {schema}.jobs where awaits_signal is not null and not scheduled group by queue
 ), blocked as (
     select queue, count(*) as blocked from {schema}.jobs where blocked group by queue
 ), held as (
@@ -240,7 +240,7 @@ with ready as (
     from {schema}.workers w cross join lateral unnest(w.queues) as q(name)
     where w.state in ('active', 'draining', 'suspect') group by q.name
 ), names as (
-    select queue from ready union select queue from waiting union select queue from awaiting union select queue from blocked union select queue from held union select queue from served
+    select queue from ready union select queue from scheduled union select queue from awaiting union select queue from blocked union select queue from held union select queue from served
     union select queue from {schema}.tasks union select name from {schema}.queues where paused
 )
 select n.queue, coalesce(p.paused, false), coalesce(r.pending, 0), coalesce(s.scheduled, 0), coalesce(h.claimed, 0),
@@ -249,7 +249,7 @@ select n.queue, coalesce(p.paused, false), coalesce(r.pending, 0), coalesce(s.sc
 from names n
 left join {schema}.queues p on p.name = n.queue
 left join ready r on r.queue = n.queue
-left join waiting s on s.queue = n.queue
+left join scheduled s on s.queue = n.queue
 left join awaiting a on a.queue = n.queue
 left join blocked b on b.queue = n.queue
 left join held h on h.queue = n.queue
@@ -292,7 +292,7 @@ returning id;
 -- What still runs of these, if they are workflows, and was not asked to stop.
 select n.job_id
 from {schema}.workflows w
-join {schema}.nodes n on n.workflow_id = w.id
+join {schema}.workflow_nodes n on n.workflow_id = w.id
 join {schema}.jobs j on j.id = n.job_id
 where w.id = any (%(ids)s) and w.state = 'cancelled' and n.state = 'released' and n.kind = 'task' and j.held
   and j.cancel_requested is not true;

@@ -2,11 +2,11 @@
 
 -- name: lines
 select l.key, l.places, l.pinned_by,
-       (select count(*) from {schema}.jobs j where j.blocked and j.line = l.key),
-       array(select j.id from {schema}.jobs j where j.line = l.key and (j.ready or j.held) order by j.id),
-       array(select j.state from {schema}.jobs j where j.line = l.key and (j.ready or j.held) order by j.id),
-       array(select j.queue from {schema}.jobs j where j.line = l.key and (j.ready or j.held) order by j.id)
-from {schema}.lines l
+       (select count(*) from {schema}.jobs j where j.blocked and j.concurrency_key = l.key),
+       array(select j.id from {schema}.jobs j where j.concurrency_key = l.key and (j.ready or j.held) order by j.id),
+       array(select j.state from {schema}.jobs j where j.concurrency_key = l.key and (j.ready or j.held) order by j.id),
+       array(select j.queue from {schema}.jobs j where j.concurrency_key = l.key and (j.ready or j.held) order by j.id)
+from {schema}.concurrency_keys l
 where %(key)s::text is null or l.key = %(key)s
 order by l.key
 limit %(limit)s;
@@ -15,7 +15,7 @@ limit %(limit)s;
 select unnest({schema}.set_places_v1(%(key)s, %(places)s, %(by)s));
 
 -- name: tend_lines
-select next_after, repaired, removed, queues from {schema}.tend_lines_v1(%(after)s, %(limit)s);
+select next_after, repaired, removed, queues from {schema}.check_keys_v1(%(after)s, %(limit)s);
 
 -- name: queue_limits
 select k.name, k.concurrency, k.rate, k.rate_window_s, k.limited_by,
@@ -49,8 +49,8 @@ with chosen as (
 insert into {schema}.events (kind, message) values ('queue_limited', %(message)s) returning id;
 
 -- name: ties
-select line, line_limit, coalesce(blocked, false), extract(epoch from expires_at)::double precision, keep_s, unique_for,
-       workflow_id, place, awaits
+select concurrency_key, concurrency_limit, coalesce(blocked, false), extract(epoch from expires_at)::double precision, retain_s, unique_for,
+       workflow_id, place, awaits_signal
 from {schema}.jobs
 where id = %(job_id)s;
 

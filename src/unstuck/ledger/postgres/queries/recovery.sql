@@ -14,28 +14,28 @@ from {schema}.tick_v1(
     %(claim_s)s, %(every_s)s, %(slack_s)s, %(cause)s, %(ticket)s, %(ttl_s)s, %(since_s)s, %(seen_at)s);
 
 -- name: watch
-select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,
-       waits_for_s, held, session, suspect_s, shortest_s, door, since_beat_s, heartbeat_interval_s, suspected_by,
+select id, name, host, pid, boot_id, pid_namespace, process_started, status_page, state, silent_s, suspect_after_s,
+       waits_for_s, held, session, suspect_s, shortest_s, transport, since_beat_s, heartbeat_interval_s, suspected_by,
        session_idle_s, recovery, sessions_doubted_s,
-       (select b.session_pid || '/' || extract(epoch from b.session_start) from {schema}.beats b where b.worker_id = w.id),
+       (select b.session_pid || '/' || extract(epoch from b.session_start) from {schema}.worker_heartbeats b where b.worker_id = w.id),
        (select k.verdict ->> 'session' from {schema}.workers k where k.id = w.id)
 from {schema}.watch_v1(%(host)s, false) w;
 
 -- name: recovery_rules
-select distinct recovery from {schema}.workers where door = 'python' and recovery is not null;
+select distinct recovery from {schema}.workers where transport = 'python' and recovery is not null;
 
 -- name: ring_of
-select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,
-       waits_for_s, held, session, suspect_s, shortest_s, door, since_beat_s, heartbeat_interval_s, suspected_by,
+select id, name, host, pid, boot_id, pid_namespace, process_started, status_page, state, silent_s, suspect_after_s,
+       waits_for_s, held, session, suspect_s, shortest_s, transport, since_beat_s, heartbeat_interval_s, suspected_by,
        session_idle_s, recovery, null::double precision as sessions_doubted_s,
        null as session_id, null as suspected_session
 from {schema}.ring_of_v1(%(worker_id)s, %(host)s, %(size)s);
 
 -- name: to_judge
-select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,
-       waits_for_s, held, session, suspect_s, shortest_s, door, since_beat_s, heartbeat_interval_s, suspected_by,
+select id, name, host, pid, boot_id, pid_namespace, process_started, status_page, state, silent_s, suspect_after_s,
+       waits_for_s, held, session, suspect_s, shortest_s, transport, since_beat_s, heartbeat_interval_s, suspected_by,
        session_idle_s, recovery, sessions_doubted_s,
-       (select b.session_pid || '/' || extract(epoch from b.session_start) from {schema}.beats b where b.worker_id = w.id),
+       (select b.session_pid || '/' || extract(epoch from b.session_start) from {schema}.worker_heartbeats b where b.worker_id = w.id),
        (select k.verdict ->> 'session' from {schema}.workers k where k.id = w.id)
 from {schema}.watch_v1(null, true) w;
 
@@ -51,7 +51,7 @@ select job_id, token, woken from {schema}.settle_v1(%(worker_id)s, %(endings)s, 
 
 -- name: overdue
 select job_id, token, worker_id, state, task, queue, policy, failures, crashes, cancel_requested, timeout_s,
-       heartbeat_timeout_s, held_s, running_s, silent_s, suspicions, deferred
+       heartbeat_timeout_s, held_s, running_s, silent_s, suspected_crashes, deferred
 from {schema}.overdue_v1(%(grace_s)s, %(lost_grace_s)s, %(limit)s);
 
 -- name: add_last_words
@@ -63,7 +63,7 @@ returning a.job_id;
 
 -- name: stale
 select h.job_id, h.token, h.worker_id, h.state, h.task, h.queue, h.policy, h.failures, h.crashes, h.cancel_requested,
-       h.timeout_s, h.heartbeat_timeout_s, h.held_s, h.running_s, h.silent_s, h.suspicions, h.deferred
+       h.timeout_s, h.heartbeat_timeout_s, h.held_s, h.running_s, h.silent_s, h.suspected_crashes, h.deferred
 from {schema}.held_jobs h
 join {schema}.jobs j on j.id = h.job_id
 where h.worker_state in ('dead', 'stopped') or h.silent_s >= %(older_than_s)s
@@ -75,7 +75,7 @@ select queue, count from {schema}.promote_due_v1(%(limit)s);
 -- name: next_due
 select least(
     (select greatest(0, extract(epoch from run_at - clock_timestamp()))::double precision
-     from {schema}.jobs where waiting order by run_at limit 1),
+     from {schema}.jobs where scheduled order by run_at limit 1),
     {schema}.postponed_in_s_v1());
 
 -- name: follow_clock

@@ -21,7 +21,7 @@ select s.name, s.source, s.fingerprint, s.task, s.queue, s.cron, s.every_s, s.zo
        extract(epoch from s.changed_at)::double precision,
        exists (
            select 1 from {schema}.workers w
-           where w.state in ('active', 'draining', 'suspect') and w.door = 'python'
+           where w.state in ('active', 'draining', 'suspect') and w.transport = 'python'
              and w.metadata -> 'schedules' @> to_jsonb(array[s.fingerprint]))
 from unnest(%(names)s::text[], %(fingerprints)s::text[]) as k(name, fingerprint)
 join {schema}.schedules s on s.name = k.name

@@ -7,8 +7,8 @@ with free as materialized (
     select {schema}.worker_name_is_free_v1(%(name)s, %(door)s = 'python') as yes
 ), born as (
     insert into {schema}.workers (
-        id, name, host, pid, boot_id, pid_namespace, process_started, trace, queues, tasks, concurrency, version,
-        heartbeat_interval_s, suspect_after_s, running_stale_after_s, door, owner, recovery, metadata,
+        id, name, host, pid, boot_id, pid_namespace, process_started, status_page, queues, tasks, concurrency, version,
+        heartbeat_interval_s, suspect_after_s, running_stale_after_s, transport, owner, recovery, metadata,
         created_at)
     select
         %(id)s, %(name)s, %(host)s, %(pid)s, %(boot_id)s, %(pid_namespace)s, %(process_started)s, %(trace)s, %(queues)s,
@@ -16,9 +16,9 @@ with free as materialized (
         %(running_stale_after_s)s, %(door)s, %(owner)s, %(recovery)s, %(metadata)s::jsonb, clock_timestamp()
     from free f where f.yes
     on conflict do nothing
-    returning id, name, pid, host, door
+    returning id, name, pid, host, transport
 ), first_beat as (
-    insert into {schema}.beats (worker_id, beat_at, session_pid, session_start, session_server)
+    insert into {schema}.worker_heartbeats (worker_id, beat_at, session_pid, session_start, session_server)
     -- Never before the last tick of a reaper: a clock that was set back and that no reaper has seen yet would make it a
     -- heartbeat of long ago.
     select b.id, greatest(clock_timestamp(), (select p.until from {schema}.watch_periods p order by p.id desc limit 1)),
@@ -36,8 +36,8 @@ with free as materialized (
 ), told as (
     insert into {schema}.events (kind, worker_id, message)
     select 'worker_started', b.id,
-           case b.door when 'python' then format('Worker started: %%s (pid %%s on %%s)', b.name, b.pid, b.host)
-                       else format('Worker started: %%s (over %%s, on %%s)', b.name, b.door, b.host) end
+           case b.transport when 'python' then format('Worker started: %%s (pid %%s on %%s)', b.name, b.pid, b.host)
+                       else format('Worker started: %%s (over %%s, on %%s)', b.name, b.transport, b.host) end
     from born b
 )
 select exists (select 1 from {schema}.hosts h where h.name = %(host)s),
@@ -50,7 +50,7 @@ select {schema}.skip_lost_numbers_v1();
 
 -- name: stamp_session
 -- After a reconnect, so that the lost session is not taken for a lost worker. It is no beat.
-update {schema}.beats set session_pid = %(session_pid)s, session_start = %(session_start)s, session_server = %(session_server)s
+update {schema}.worker_heartbeats set session_pid = %(session_pid)s, session_start = %(session_start)s, session_server = %(session_server)s
 where worker_id = %(worker_id)s
 returning worker_id;
 
@@ -59,7 +59,7 @@ select state, was_suspect, request, cancel_ids, cancel_tokens, {schema}.is_disab
 from {schema}.beat_v1(%(worker_id)s, %(running)s, %(processed)s, %(metadata)s, %(session_pid)s, %(session_start)s, %(session_server)s);
 
 -- name: turn
-select job_id, token, task, queue, running, payload, payload_type, policy, failures, crashes, attempt, suspicions, alone,
+select job_id, token, task, queue, running, payload, payload_type, policy, failures, crashes, attempt, suspected_crashes, run_alone,
        due_in_s, kind, extras
 from {schema}.turn_v1(
     %(worker_id)s, %(done_ids)s, %(done_tokens)s, %(done_results)s, %(start_ids)s, %(start_tokens)s, %(endings)s,
@@ -119,7 +119,7 @@ returning id;
 -- name: held_by
 -- What was claimed at once has tokens of one session, which ascend.
 select h.job_id, h.token, h.worker_id, h.state, h.task, h.queue, h.policy, h.failures, h.crashes, h.cancel_requested,
-       h.timeout_s, h.heartbeat_timeout_s, h.held_s, h.running_s, h.silent_s, h.suspicions, h.deferred
+       h.timeout_s, h.heartbeat_timeout_s, h.held_s, h.running_s, h.silent_s, h.suspected_crashes, h.deferred
 from {schema}.held_jobs h
 join {schema}.jobs j on j.id = h.job_id
 where h.worker_id = %(worker_id)s
@@ -152,25 +152,25 @@ select w.id, w.name, w.host, w.pid, w.state, w.queues, w.tasks, w.concurrency,
        extract(epoch from w.created_at)::double precision, extract(epoch from v.beat_at)::double precision, v.silent_s,
        extract(epoch from w.stopped_at)::double precision, v.running, v.processed,
        (select count(*) from {schema}.jobs j where j.held and j.worker_id = w.id), w.version, w.metadata, w.verdict,
-       w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.door, w.owner,
+       w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.transport, w.owner,
        w.running_stale_after_s, w.recovery,
        (select count(*) from {schema}.jobs j where j.held and j.worker_id = w.id and j.state = 'running')
 from {schema}.workers w
-join {schema}.vitals v on v.worker_id = w.id
+join {schema}.worker_watch v on v.worker_id = w.id
 left join {schema}.hosts h on h.name = w.host
-where w.id = %(worker_id)s and w.door <> 'python';
+where w.id = %(worker_id)s and w.transport <> 'python';
 
 -- name: fates
 -- The row of a job tells of its last attempt, the others are kept apart. Joined by keys alone.
 select u.job_id, u.token, j.state, j.token, j.worker_id, w.name, coalesce(j.attempt, 0),
        extract(epoch from j.started_at)::double precision, extract(epoch from j.finished_at)::double precision, j.error_code,
        coalesce(a.worker_id, case when j.token = u.token then j.worker_id end),
-       coalesce(a.state, case when j.token = u.token and j.finished_at is not null then coalesce(j.ended_as, j.state) end),
+       coalesce(a.state, case when j.token = u.token and j.finished_at is not null then coalesce(j.last_attempt_state, j.state) end),
        coalesce(a.code, case when j.token = u.token and j.finished_at is not null then j.error_code end)
 from unnest(%(job_ids)s::bigint[], %(tokens)s::bigint[]) with ordinality as u(job_id, token, place)
 left join {schema}.jobs j on j.id = u.job_id
 left join {schema}.attempts a on a.job_id = u.job_id and a.token = u.token
-left join {schema}.workers w on w.id = j.worker_id and w.door <> 'python'
+left join {schema}.workers w on w.id = j.worker_id and w.transport <> 'python'
 order by u.place;
 
 -- name: foreign_worker_named
@@ -179,19 +179,19 @@ select w.id, w.name, w.host, w.pid, w.state, w.queues, w.tasks, w.concurrency,
        extract(epoch from w.created_at)::double precision, extract(epoch from v.beat_at)::double precision, v.silent_s,
        extract(epoch from w.stopped_at)::double precision, v.running, v.processed,
        (select count(*) from {schema}.jobs j where j.held and j.worker_id = w.id), w.version, w.metadata, w.verdict,
-       w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.door, w.owner,
+       w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.transport, w.owner,
        w.running_stale_after_s, w.recovery,
        (select count(*) from {schema}.jobs j where j.held and j.worker_id = w.id and j.state = 'running')
 from {schema}.workers w
-join {schema}.vitals v on v.worker_id = w.id
+join {schema}.worker_watch v on v.worker_id = w.id
 left join {schema}.hosts h on h.name = w.host
-where w.name = %(name)s and w.door <> 'python'
+where w.name = %(name)s and w.transport <> 'python'
 order by w.state in ('active', 'draining', 'suspect') desc, w.created_at desc
 limit 1;
 
 -- name: living_python_worker
 select id from {schema}.workers
-where name = %(name)s and door = 'python' and state in ('active', 'draining', 'suspect')
+where name = %(name)s and transport = 'python' and state in ('active', 'draining', 'suspect')
 limit 1;
 
 -- name: blocked_workers
@@ -218,11 +218,11 @@ order by n;
 -- name: standings
 select w.id, w.name, w.host, w.state, w.queues, w.tasks,
        -- Only our own workers weigh themselves.
-       case when w.door = 'python' then w.metadata -> 'health' end, w.disabled, h.disabled,
+       case when w.transport = 'python' then w.metadata -> 'health' end, w.disabled, h.disabled,
        w.request is not null or w.draining, v.silent_s < w.suspect_after_s,
        w.recovery
 from {schema}.workers w
-join {schema}.vitals v on v.worker_id = w.id
+join {schema}.worker_watch v on v.worker_id = w.id
 left join {schema}.hosts h on h.name = w.host
 where w.state in ('active', 'draining', 'suspect')
 order by w.id;
@@ -278,7 +278,7 @@ select place, job_id from {schema}.post_v1(
 -- name: store_letter
 -- After an `enqueue_once` in the same transaction, for the job that its key stands for. The share lock keeps the job from
 -- being removed meanwhile; one that was removed since its key was remembered has no letter.
-insert into {schema}.letters as l (job_id, client, service, request_id, place, places, correlation, own_id, notify)
+insert into {schema}.reply_addresses as l (job_id, client, service, request_id, place, places, correlation, own_id, notify)
 select j.id, %(client)s, %(service)s, %(request_id)s, %(place)s, %(places)s, %(correlation)s, %(own_id)s, %(notify)s
 from {schema}.requests r
 join {schema}.jobs j on j.id = r.job_ids[1]
@@ -291,7 +291,7 @@ on conflict (job_id) do update set
 returning l.job_id;
 
 -- name: answer_letters
-update {schema}.letters set answered_at = clock_timestamp()
+update {schema}.reply_addresses set answered_at = clock_timestamp()
 where job_id = any (%(ids)s) and answered_at is null
 returning job_id;
 
@@ -309,7 +309,7 @@ order by n;
 -- name: letters
 select client, service, request_id, place, places, correlation, own_id, notify, job_id,
        extract(epoch from answered_at)::double precision
-from {schema}.letters
+from {schema}.reply_addresses
 where client = %(client)s and answered_at is null and job_id > %(after)s
 order by job_id
 limit %(limit)s;
@@ -317,5 +317,5 @@ limit %(limit)s;
 -- name: letter
 select client, service, request_id, place, places, correlation, own_id, notify, job_id,
        extract(epoch from answered_at)::double precision
-from {schema}.letters
+from {schema}.reply_addresses
 where job_id = %(job_id)s;

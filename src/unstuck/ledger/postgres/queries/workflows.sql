@@ -14,7 +14,7 @@ from {schema}.begin_workflow_once_v1(
     %(key)s, %(fingerprint)s, %(keep_s)s, %(id)s, %(unique_key)s, %(name)s, %(root)s, %(nodes)s, %(edges)s);
 
 -- name: owner_of_key
-select id from {schema}.jobs where live_key = %(key)s;
+select id from {schema}.jobs where active_key = %(key)s;
 
 -- name: workflow
 select id, name, state, extract(epoch from created_at)::double precision, extract(epoch from finished_at)::double precision
@@ -25,10 +25,10 @@ select n.place, n.parent, n.name, n.kind, n.state, n.on_error, n.job_id, j.state
        d.task,
        extract(epoch from j.started_at)::double precision, extract(epoch from n.finished_at)::double precision, n.error,
        n.item, n.blockers,
-       array(select e.source from {schema}.edges e where e.workflow_id = n.workflow_id and e.target = n.place order by 1)
-from {schema}.nodes n
+       array(select e.source from {schema}.workflow_edges e where e.workflow_id = n.workflow_id and e.target = n.place order by 1)
+from {schema}.workflow_nodes n
 left join {schema}.jobs j on j.id = n.job_id
-left join {schema}.drafts d
+left join {schema}.node_jobs d
     on d.workflow_id = n.workflow_id and d.place = case when n.item is null then n.place else n.parent end
 where n.workflow_id = %(id)s and n.place > 0
 order by n.place;
@@ -37,7 +37,7 @@ order by n.place;
 select w.id, w.name, w.state, extract(epoch from w.created_at)::double precision,
        extract(epoch from w.finished_at)::double precision,
        (select jsonb_object_agg(c.state, c.n) from (
-            select n.state, count(*) as n from {schema}.nodes n
+            select n.state, count(*) as n from {schema}.workflow_nodes n
             where n.workflow_id = w.id and n.kind = 'task' group by n.state) c)
 from {schema}.workflows w
 where w.id < %(before_id)s
@@ -48,7 +48,7 @@ limit %(limit)s;
 select w.id, w.name, w.state, extract(epoch from w.created_at)::double precision,
        extract(epoch from w.finished_at)::double precision,
        (select jsonb_object_agg(c.state, c.n) from (
-            select n.state, count(*) as n from {schema}.nodes n
+            select n.state, count(*) as n from {schema}.workflow_nodes n
             where n.workflow_id = w.id and n.kind = 'task' group by n.state) c)
 from {schema}.workflows w
 -- Ordered by the whole key of the index, so that it is walked from its end whatever the statistics say.
@@ -66,7 +66,7 @@ select {schema}.reopen_workflow_v1(id, %(by)s) from locked;
 -- name: nodes_to_unstop
 -- What was in somebody's hands when the workflows of these jobs were taken up again, and had been asked to stop.
 select n.job_id
-from {schema}.nodes n
+from {schema}.workflow_nodes n
 where n.workflow_id in (select j.workflow_id from {schema}.jobs j where j.id = any (%(ids)s)) and n.unstop;
 
 -- name: unstop

@@ -1,13 +1,13 @@
 -- The ledger on PostgreSQL: sequences, tables, indexes and views. The functions are in `functions/`.
 --
 --   jobs         jobs, attempts, outputs, autopsies, progress, journal, signals
---   workers      workers, beats, hosts, tasks, deferred_outcomes
---   order        queues, lines, postponed_admissions, kept_keys, requests, schedules
---   workflows    workflows, nodes, edges, drafts
+--   workers      workers, worker_heartbeats, hosts, tasks, deferred_outcomes
+--   order        queues, concurrency_keys, postponed_admissions, unique_keys, requests, schedules
+--   workflows    workflows, workflow_nodes, workflow_edges, node_jobs
 --   events       events, alert_targets, conditions, counters, audit
---   access       api_tokens, letters
---   the ledger   ledger, functions, tickets, watch_periods, sweeps, clock; migrations is made by `migrate` itself
---   for people   vitals, held_jobs, attempt_status, worker_status, heartbeats
+--   access       api_tokens, reply_addresses
+--   the ledger   ledger, functions, tickets, watch_periods, retention_positions, clock; migrations is made by `migrate` itself
+--   for people   worker_watch, held_jobs, attempt_status, worker_status, heartbeats
 --
 -- State rules stand here first: no code, ours or an operator's, can write a job that both waits and runs.
 -- uses functions: watched_s
@@ -19,7 +19,7 @@ create sequence {schema}.job_ids;
 create sequence {schema}.tokens cache 50;
 
 -- One row per job; the current attempt, or the last, lives in it. Columns that are NULL for the ordinary job keep it
--- narrow. `ready`, `waiting`, `held` and `blocked` repeat the state as booleans: they are the predicates of the partial
+-- narrow. `ready`, `scheduled`, `held` and `blocked` repeat the state as booleans: they are the predicates of the partial
 -- indexes, and so the state itself stays unindexed and most updates can be HOT.
 create table {schema}.jobs (
     id                  bigint primary key,
@@ -36,7 +36,7 @@ create table {schema}.jobs (
     failures            integer not null default 0,
     crash_count         integer not null default 0,
     ready               boolean not null,
-    waiting             boolean not null,
+    scheduled             boolean not null,
     held                boolean not null default false,
     heartbeat           boolean,
     cancel_requested    boolean,
@@ -49,27 +49,27 @@ create table {schema}.jobs (
     on_crash            text constraint on_crash_known check (on_crash = 'retry'),
     worker_id           text,
     result              bytea,
-    ended_as            text,
+    last_attempt_state            text,
     error_code          text,
     error_message       text,
     error_cause         text,
     error_details       jsonb,
     unique_key          text,
-    live_key            text,
+    active_key            text,
     enqueued_by         text,
     -- Deaths that other jobs shared, so that it is not known whose doing they were: free, but not for ever.
-    suspicions          integer,
+    suspected_crashes          integer,
     -- It may have killed a process that it shared with others: it gets one of its own.
-    alone               boolean,
+    run_alone               boolean,
     -- Others are concerned when it ends: a workflow, a line, follow-up work, a journal, a signal.
-    tied                boolean,
+    has_links                boolean,
     -- Pending, and not admitted yet: as many jobs of its line are at work as may be.
     blocked             boolean,
-    line                text,
+    concurrency_key                text,
     workflow_id         bigint,
     place               integer,
     -- It is given results of others with its claim.
-    needs               boolean,
+    needs_inputs               boolean,
     -- It was asked to stop with its workflow, and that was taken back: should it stop all the same, it is tried again.
     unstopped           boolean,
     -- The tasks that follow its ends, by kind of end.
@@ -77,42 +77,42 @@ create table {schema}.jobs (
     -- It wrote something down on its way, or was sent a signal: its next attempt needs that.
     journal             boolean,
     -- The signal that it waits for.
-    awaits              text,
+    awaits_signal              text,
     expires_at          timestamptz,
     -- How long it is kept after its end, if its task says so.
-    keep_s              double precision,
-    line_limit          integer,
-    -- What its unique key is good for: 'pending' until it is claimed, 'period' for a time (in `kept_keys`), NULL until it
+    retain_s              double precision,
+    concurrency_limit          integer,
+    -- What its unique key is good for: 'pending' until it is claimed, 'period' for a time (in `unique_keys`), NULL until it
     -- ends.
     unique_for          text,
     -- What a job is in each state, in one expression: it is looked at with every write.
     constraint whole_in_its_state check (
         case state
-            when 'pending' then (ready::integer + waiting::integer + coalesce(blocked, false)::integer = 1) and not held
+            when 'pending' then (ready::integer + scheduled::integer + coalesce(blocked, false)::integer = 1) and not held
                                 and token is null and worker_id is null and finished_at is null
-                                and (not waiting or run_at is not null)
-                                and (not coalesce(blocked, false) or line is not null)
+                                and (not scheduled or run_at is not null)
+                                and (not coalesce(blocked, false) or concurrency_key is not null)
             when 'waiting' then not (held or ready or coalesce(blocked, false)) and token is null and worker_id is null
-                                and finished_at is null and (waiting and run_at is not null or awaits is not null)
-            when 'claimed' then held and not (ready or waiting or coalesce(blocked, false)) and token is not null
+                                and finished_at is null and (scheduled and run_at is not null or awaits_signal is not null)
+            when 'claimed' then held and not (ready or scheduled or coalesce(blocked, false)) and token is not null
                                 and worker_id is not null and claimed_at is not null and finished_at is null
-            when 'running' then held and not (ready or waiting or coalesce(blocked, false)) and token is not null
+            when 'running' then held and not (ready or scheduled or coalesce(blocked, false)) and token is not null
                                 and worker_id is not null and started_at is not null and finished_at is null
-            when 'succeeded' then not (held or ready or waiting or coalesce(blocked, false)) and finished_at is not null
-            when 'failed' then not (held or ready or waiting or coalesce(blocked, false)) and finished_at is not null
+            when 'succeeded' then not (held or ready or scheduled or coalesce(blocked, false)) and finished_at is not null
+            when 'failed' then not (held or ready or scheduled or coalesce(blocked, false)) and finished_at is not null
                                and error_code is not null
-            when 'cancelled' then not (held or ready or waiting or coalesce(blocked, false)) and finished_at is not null
+            when 'cancelled' then not (held or ready or scheduled or coalesce(blocked, false)) and finished_at is not null
                                   and error_code is not null
-            when 'quarantined' then not (held or ready or waiting or coalesce(blocked, false)) and finished_at is not null
+            when 'quarantined' then not (held or ready or scheduled or coalesce(blocked, false)) and finished_at is not null
                                     and error_code is not null
             else false
         end),
     constraint key_lives_with_the_job check (
         unique_key is null or case unique_for
-            when 'pending' then live_key is null or live_key = unique_key and finished_at is null
-            when 'period' then live_key is null
-            else live_key is not distinct from case when finished_at is null then unique_key end end),
-    constraint no_key_without_a_name check (live_key is null or unique_key is not null),
+            when 'pending' then active_key is null or active_key = unique_key and finished_at is null
+            when 'period' then active_key is null
+            else active_key is not distinct from case when finished_at is null then unique_key end end),
+    constraint no_key_without_a_name check (active_key is null or unique_key is not null),
     constraint place_in_a_workflow check ((workflow_id is null) = (place is null)),
     constraint counters_count check (least(attempt, failures, crash_count) >= 0)
 ) with (
@@ -122,17 +122,17 @@ create table {schema}.jobs (
     autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_analyze_scale_factor = 0.1
 );
 create index jobs_ready on {schema}.jobs (queue, rank, id) where ready;
-create index jobs_waiting on {schema}.jobs (run_at) where waiting;
+create index jobs_scheduled on {schema}.jobs (run_at) where scheduled;
 create index jobs_held on {schema}.jobs (worker_id) where held;
-create index jobs_blocked on {schema}.jobs (line, rank, id) where blocked;
-create index jobs_awaiting on {schema}.jobs (id) where awaits is not null;
+create index jobs_blocked on {schema}.jobs (concurrency_key, rank, id) where blocked;
+create index jobs_awaiting_signal on {schema}.jobs (id) where awaits_signal is not null;
 -- The jobs that have a place in a line: admitted, and not at the end of an attempt yet. That is the count; there is no
 -- other.
-create index jobs_in_line on {schema}.jobs (line) where line is not null and (ready or held);
+create index jobs_in_concurrency_key on {schema}.jobs (concurrency_key) where concurrency_key is not null and (ready or held);
 create index jobs_expiring on {schema}.jobs (expires_at)
-    where expires_at is not null and (ready or waiting or blocked);
-create index jobs_kept on {schema}.jobs (keep_s, finished_at) where keep_s is not null and finished_at is not null;
-create unique index jobs_live_key on {schema}.jobs (live_key) where live_key is not null;
+    where expires_at is not null and (ready or scheduled or blocked);
+create index jobs_kept on {schema}.jobs (retain_s, finished_at) where retain_s is not null and finished_at is not null;
+create unique index jobs_active_key on {schema}.jobs (active_key) where active_key is not null;
 create index jobs_errors on {schema}.jobs (id) where error_code is not null;
 
 -- Attempts that are over while their job goes on; the last one is in the job's row.
@@ -220,7 +220,7 @@ create table {schema}.workers (
     boot_id               text not null,
     pid_namespace         text not null,
     process_started       text not null,
-    trace                 text not null,
+    status_page                 text not null,
     queues                text[] not null,
     tasks                 text[] not null,
     concurrency           integer not null,
@@ -242,7 +242,7 @@ create table {schema}.workers (
     -- It is switched off: reason, by, at, auto. NULL: it works.
     disabled              jsonb,
     -- How it comes in. Over HTTP and ZeroMQ it may be in any language.
-    door                  text not null default 'python' constraint door_known check (door in ('python', 'http', 'mdp')),
+    transport                  text not null default 'python' constraint transport_known check (transport in ('python', 'http', 'mdp')),
     -- The token that it came with: only its holder may speak for it.
     owner                 text,
     constraint suspect_since check ((suspect_at is not null) = (state = 'suspect')),
@@ -250,17 +250,17 @@ create table {schema}.workers (
 ) with (fillfactor = 70);
 -- A name is only a name, but a beat may come with nothing else: it must lead to one living worker.
 create unique index workers_living_name on {schema}.workers (name)
-    where door <> 'python' and state in ('active', 'draining', 'suspect');
-create index workers_by_name on {schema}.workers (name, created_at) where door <> 'python';
+    where transport <> 'python' and state in ('active', 'draining', 'suspect');
+create index workers_by_name on {schema}.workers (name, created_at) where transport <> 'python';
 create index workers_of_python on {schema}.workers (name)
-    where door = 'python' and state in ('active', 'draining', 'suspect');
+    where transport = 'python' and state in ('active', 'draining', 'suspect');
 -- Workers of other doors have no process on any host of ours.
 -- Beats are in another table: this index changes with births and verdicts only.
 create index workers_of_host on {schema}.workers (host, id)
-    where state in ('active', 'draining', 'suspect') and door = 'python';
+    where state in ('active', 'draining', 'suspect') and transport = 'python';
 
 -- The beats: one narrow row per worker, no index on what changes, room on the page: every beat is HOT.
-create table {schema}.beats (
+create table {schema}.worker_heartbeats (
     worker_id      text primary key,
     beat_at        timestamptz not null,
     session_start  timestamptz,
@@ -321,7 +321,7 @@ create table {schema}.queues (
 );
 
 -- One row per line (concurrency key) that is in use. A session that wants to admit a job locks it first.
-create table {schema}.lines (
+create table {schema}.concurrency_keys (
     key        text primary key,
     places     integer not null default 1 check (places >= 1),
     -- An operator chose the number; what is enqueued later does not change it.
@@ -333,23 +333,23 @@ create table {schema}.lines (
 -- transaction that gave a place back is a user's and stays open. Rows are only inserted and deleted, so no session waits here.
 create table {schema}.postponed_admissions (
     id     bigint generated always as identity primary key,
-    line   text not null,
+    concurrency_key   text not null,
     -- The limit that a job wanted which joined, if any.
     places integer,
     -- Another session held the row of the key for longer than we wait.
     held   boolean not null,
     at     timestamptz not null default clock_timestamp()
 );
-create index postponed_admissions_line on {schema}.postponed_admissions (line, id);
+create index postponed_admissions_key on {schema}.postponed_admissions (concurrency_key, id);
 
 -- Keys that are good for a period from their enqueue, however their job ended. A key stays when retention removes its job:
 -- the period is a promise of its own, and `job_id` then names a job that is gone.
-create table {schema}.kept_keys (
+create table {schema}.unique_keys (
     key    text primary key,
     job_id bigint not null,
     until  timestamptz not null
 );
-create index kept_keys_until on {schema}.kept_keys (until);
+create index unique_keys_until on {schema}.unique_keys (until);
 
 -- Requests that must not be done twice: what was enqueued under an idempotency key, even after those jobs ended.
 create table {schema}.requests (
@@ -408,7 +408,7 @@ create index workflows_by_state on {schema}.workflows (state, id);
 
 -- No foreign keys from here on: these rows are written with their workflow by `begin_workflow_v1` and removed with it by
 -- `forget_workflows`, and to look for the workflow once more with every row was a third of the price of a start.
-create table {schema}.nodes (
+create table {schema}.workflow_nodes (
     workflow_id bigint not null,
     place       integer not null check (place >= 0),
     parent      integer,
@@ -438,9 +438,9 @@ create table {schema}.nodes (
 -- the page: both are HOT.
 ) with (fillfactor = 40);
 -- The parent first: else a plan made for an empty table might look for a place by it, and read the whole workflow.
-create index nodes_inside on {schema}.nodes (parent, workflow_id);
+create index workflow_nodes_inside on {schema}.workflow_nodes (parent, workflow_id);
 
-create table {schema}.edges (
+create table {schema}.workflow_edges (
     workflow_id bigint not null,
     source      integer not null,
     target      integer not null,
@@ -448,14 +448,14 @@ create table {schema}.edges (
     data        boolean not null,
     primary key (workflow_id, source, target)
 );
-create index edges_into on {schema}.edges (workflow_id, target);
+create index workflow_edges_into on {schema}.workflow_edges (workflow_id, target);
 
 -- What the job of a node will be, or those of a map's members. Written once, beside the row that changes.
-create table {schema}.drafts (
+create table {schema}.node_jobs (
     workflow_id         bigint not null,
     place               integer not null,
     -- It gets results of others.
-    needs               boolean,
+    needs_inputs               boolean,
     queue               text not null,
     task                text not null,
     payload             bytea not null,
@@ -533,7 +533,7 @@ create table {schema}.audit (
     id      bigint generated always as identity primary key,
     at      timestamptz not null default clock_timestamp(),
     by      text not null,
-    door    text not null,
+    transport    text not null,
     verb    text not null,
     target  text not null,
     -- NULL: it was begun, and its end is not known.
@@ -558,7 +558,7 @@ create table {schema}.api_tokens (
 );
 
 -- Where the answers to jobs go that came in through a broker.
-create table {schema}.letters (
+create table {schema}.reply_addresses (
     job_id      bigint primary key,
     -- The identity that the client chose: it must lead to this client alone, even after a restart.
     client      bytea not null constraint client_is_unique check (octet_length(client) between 16 and 255),
@@ -575,7 +575,7 @@ create table {schema}.letters (
     answered_at timestamptz
 );
 -- What was answered is not in here, however much there is of it.
-create index letters_unanswered on {schema}.letters (client, job_id) where answered_at is null;
+create index reply_addresses_unanswered on {schema}.reply_addresses (client, job_id) where answered_at is null;
 
 -- The ledger itself ---------------------------------------------------------------------------------
 
@@ -631,7 +631,7 @@ create table {schema}.watch_periods (
 ) with (fillfactor = 50);
 
 -- How far the walks of retention have come. Apart from `ledger`, whose row others may not be kept from.
-create table {schema}.sweeps (
+create table {schema}.retention_positions (
     name        text primary key,
     -- A walk goes on behind this id.
     position    bigint not null default 0,
@@ -651,14 +651,14 @@ create table {schema}.clock (
 -- Views: what people and the rules read -------------------------------------------------------------
 
 -- `counted_s` is the silence that counts against a worker. `silent_s` is for people: as if the watch went on until now.
-create view {schema}.vitals as
+create view {schema}.worker_watch as
 select w.id as worker_id, w.state, w.host, w.suspect_after_s, w.running_stale_after_s,
        b.beat_at, b.running, b.processed, b.session_pid, b.session_start,
        c.counted_s
            + greatest(0, extract(epoch from clock_timestamp() - greatest(b.beat_at, p.until)))::double precision as silent_s,
        c.counted_s
 from {schema}.workers w
-join {schema}.beats b on b.worker_id = w.id
+join {schema}.worker_heartbeats b on b.worker_id = w.id
 left join lateral (select l.since, l.until from {schema}.watch_periods l order by l.id desc limit 1) p on true
 cross join lateral (
     -- Nearly all of them were heard in the current period.
@@ -676,12 +676,12 @@ select j.id as job_id, j.token, j.worker_id, j.state, j.task, j.queue, coalesce(
        coalesce(extract(epoch from clock_timestamp() - j.started_at), 0)::double precision as running_s,
        coalesce(v.silent_s, 'infinity'::double precision) as silent_s,
        coalesce(v.state, 'dead') as worker_state,
-       coalesce(j.suspicions, 0) as suspicions,
+       coalesce(j.suspected_crashes, 0) as suspected_crashes,
        exists (select 1 from {schema}.deferred_outcomes d
                where d.worker_id = j.worker_id and d.token = j.token
                  and (d.good_until is null or d.good_until > clock_timestamp())) as deferred
 from {schema}.jobs j
-left join {schema}.vitals v on v.worker_id = j.worker_id
+left join {schema}.worker_watch v on v.worker_id = j.worker_id
 where j.held;
 
 -- All attempts, oldest first by token within a job; beats do not rewrite attempts, so the deadlines are computed.
@@ -692,7 +692,7 @@ select a.job_id, a.token, a.worker_id, a.state, a.claimed_at, a.started_at, a.en
 from {schema}.attempts a
 join {schema}.jobs j on j.id = a.job_id
 union all
-select j.id, j.token, j.worker_id, coalesce(j.ended_as, j.state), j.claimed_at, j.started_at, j.finished_at,
+select j.id, j.token, j.worker_id, coalesce(j.last_attempt_state, j.state), j.claimed_at, j.started_at, j.finished_at,
        case when j.finished_at is not null then j.error_code end,
        case when j.finished_at is not null then coalesce(j.error_cause, j.error_message) end,
        least(b.beat_at, j.finished_at),
@@ -702,7 +702,7 @@ select j.id, j.token, j.worker_id, coalesce(j.ended_as, j.state), j.claimed_at, 
        j.started_at + make_interval(secs => j.timeout_s)
 from {schema}.jobs j
 left join {schema}.workers w on w.id = j.worker_id
-left join {schema}.beats b on b.worker_id = j.worker_id
+left join {schema}.worker_heartbeats b on b.worker_id = j.worker_id
 where j.token is not null;
 
 create view {schema}.worker_status as
@@ -710,7 +710,7 @@ select v.worker_id, v.state as status, v.beat_at as last_seen_at,
        (select count(*) from {schema}.jobs j where j.held and j.worker_id = v.worker_id) as active_tasks,
        round(greatest(0, extract(epoch from clock_timestamp() - v.beat_at)) / 60, 2) as minutes_since_heartbeat,
        w.name
-from {schema}.vitals v
+from {schema}.worker_watch v
 join {schema}.workers w on w.id = v.worker_id;
 
 -- One row per held job, derived from the beat of its holder: no table grows by heartbeats.
@@ -720,5 +720,5 @@ select j.token as id, j.id as task_id, j.worker_id as sender_id,
        b.beat_at as sent_at, w.host as hostname, w.pid, w.name as sender_name
 from {schema}.jobs j
 join {schema}.workers w on w.id = j.worker_id
-join {schema}.beats b on b.worker_id = j.worker_id
+join {schema}.worker_heartbeats b on b.worker_id = j.worker_id
 where j.held;

@@ -16,13 +16,13 @@ UPDATE unstuck_api_tokens SET revoked_at = ?2 WHERE id = ?1 AND revoked_at IS NU
 -- What operators did.
 
 -- name: begin_audit
-INSERT INTO unstuck_audit (at, by, door, verb, target) VALUES (?, ?, ?, ?, ?) RETURNING id;
+INSERT INTO unstuck_audit (at, by, transport, verb, target) VALUES (?, ?, ?, ?, ?) RETURNING id;
 
 -- name: end_audit
 UPDATE unstuck_audit SET outcome = ?2 WHERE id = ?1;
 
 -- name: audit
-SELECT id, at, by, door, verb, target, outcome
+SELECT id, at, by, transport, verb, target, outcome
 FROM unstuck_audit
 WHERE ?1 IS NULL OR id < ?1
 ORDER BY id DESC
@@ -64,4 +64,4 @@ WHERE (minute, name, labels) IN (
 -- name: fleet
 SELECT w.state, b.beat_at, w.heartbeat_interval_s
 FROM unstuck_workers w
-LEFT JOIN unstuck_beats b ON b.worker_id = w.id;
+LEFT JOIN unstuck_worker_heartbeats b ON b.worker_id = w.id;

@@ -6,27 +6,27 @@ UPDATE unstuck_ledger SET last_job_id = last_job_id + ? RETURNING last_job_id;
 
 -- name: insert_job
 INSERT INTO unstuck_jobs (
-    id, state, ready, waiting, held, rank, queue, task, run_at, on_crash, heartbeat, heartbeat_timeout_s, timeout_s,
-    enqueued_at, unique_key, live_key, enqueued_by, payload_type, policy, payload
+    id, state, ready, scheduled, held, rank, queue, task, run_at, on_crash, heartbeat, heartbeat_timeout_s, timeout_s,
+    enqueued_at, unique_key, active_key, enqueued_by, payload_type, policy, payload
 ) VALUES (?1, 'pending', ?2, 1 - ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?17, ?13, ?14, ?15, ?16);
 
 -- name: insert_tied_job
 -- The same with what few jobs have.
 INSERT INTO unstuck_jobs (
-    id, state, ready, waiting, held, rank, queue, task, run_at, on_crash, heartbeat, heartbeat_timeout_s, timeout_s,
-    enqueued_at, unique_key, live_key, enqueued_by, payload_type, policy, payload,
-    tied, line, workflow_id, place, hooks, expires_at, keep_s, line_limit, unique_for, needs, blocked
+    id, state, ready, scheduled, held, rank, queue, task, run_at, on_crash, heartbeat, heartbeat_timeout_s, timeout_s,
+    enqueued_at, unique_key, active_key, enqueued_by, payload_type, policy, payload,
+    has_links, concurrency_key, workflow_id, place, hooks, expires_at, retain_s, concurrency_limit, unique_for, needs_inputs, blocked
 ) VALUES (
     ?1, 'pending', ?2 AND ?19 IS NULL, 1 - ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?17, ?13, ?14, ?15, ?16,
     ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?2 AND ?19 IS NOT NULL
 );
 
 -- name: tied_among
-SELECT j.id FROM json_each(?) i CROSS JOIN unstuck_jobs j ON j.id = i.value WHERE j.tied = 1;
+SELECT j.id FROM json_each(?) i CROSS JOIN unstuck_jobs j ON j.id = i.value WHERE j.has_links = 1;
 
 -- name: find_live_key
 -- The write lock is held from here to the insert, so nobody can come in between.
-SELECT id FROM unstuck_jobs WHERE live_key = ?;
+SELECT id FROM unstuck_jobs WHERE active_key = ?;
 
 -- name: know_queue
 INSERT INTO unstuck_queues (name) VALUES (?) ON CONFLICT DO NOTHING;
@@ -35,7 +35,7 @@ INSERT INTO unstuck_queues (name) VALUES (?) ON CONFLICT DO NOTHING;
 -- Pinned to the index of what is ready: statistics taken at a bad moment cannot make it scan.
 SELECT
     rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
-    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, needs, expires_at, unique_for
+    attempt, suspected_crashes, run_alone, coalesce(run_at, enqueued_at), journal, needs_inputs, expires_at, unique_for
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND queue = ?1 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY rank, id
@@ -46,7 +46,7 @@ LIMIT ?3;
 -- a place by the index as far as the rank only, and would read all of that rank.
 SELECT
     rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
-    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, needs, expires_at, unique_for
+    attempt, suspected_crashes, run_alone, coalesce(run_at, enqueued_at), journal, needs_inputs, expires_at, unique_for
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND queue = ?1 AND rank > ?4 AND rank < ?5 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY rank, id
@@ -55,7 +55,7 @@ LIMIT ?3;
 -- name: peek_ready_of_rank
 SELECT
     rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
-    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, needs, expires_at, unique_for
+    attempt, suspected_crashes, run_alone, coalesce(run_at, enqueued_at), journal, needs_inputs, expires_at, unique_for
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND queue = ?1 AND rank = ?4 AND id > ?5 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY id
@@ -112,7 +112,7 @@ SET state = ?4, ready = 0, held = 1, token = ?2, worker_id = ?3, claimed_at = ?5
 WHERE id = ?1 AND ready = 1;
 
 -- name: next_due
-SELECT run_at FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting WHERE waiting = 1 AND queue = ? ORDER BY run_at LIMIT 1;
+SELECT run_at FROM unstuck_jobs INDEXED BY unstuck_jobs_scheduled WHERE scheduled = 1 AND queue = ? ORDER BY run_at LIMIT 1;
 
 -- name: start_job
 UPDATE unstuck_jobs
@@ -122,28 +122,28 @@ WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND state = 'claimed';
 -- name: finish_job
 -- The plain way out: the key is the primary key, the rest is the fence.
 UPDATE unstuck_jobs
-SET state = 'succeeded', held = 0, result = ?4, finished_at = ?5, live_key = NULL, error_code = NULL,
+SET state = 'succeeded', held = 0, result = ?4, finished_at = ?5, active_key = NULL, error_code = NULL,
     error_message = NULL, error_cause = NULL, error_details = NULL
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND state = 'running';
 
 -- name: attempt_in_hand
-SELECT state, cancel_requested, tied, unstopped FROM unstuck_jobs WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
+SELECT state, cancel_requested, has_links, unstopped FROM unstuck_jobs WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: archive_attempt
 INSERT INTO unstuck_attempts (
     job_id, token, worker_id, state, claimed_at, started_at, ended_at, code, cause, last_heartbeat_at
 )
 SELECT j.id, j.token, j.worker_id, ?3, j.claimed_at, j.started_at, ?4, ?5, ?6,
-    (SELECT b.beat_at FROM unstuck_beats b WHERE b.worker_id = j.worker_id)
+    (SELECT b.beat_at FROM unstuck_worker_heartbeats b WHERE b.worker_id = j.worker_id)
 FROM unstuck_jobs j
 WHERE j.id = ?1 AND j.token = ?2;
 
 -- name: requeue_job
 UPDATE unstuck_jobs
-SET state = 'pending', ready = (?4 AND line IS NULL), blocked = (?4 AND line IS NOT NULL), waiting = 1 - ?4, held = 0,
+SET state = 'pending', ready = (?4 AND concurrency_key IS NULL), blocked = (?4 AND concurrency_key IS NOT NULL), scheduled = 1 - ?4, held = 0,
     run_at = ?5, token = NULL, worker_id = NULL,
     claimed_at = NULL, started_at = NULL, started_boot_s = NULL, failures = failures + ?6,
-    crash_count = crash_count + ?7, suspicions = suspicions + ?8, alone = max(alone, ?9), error_code = ?10,
+    crash_count = crash_count + ?7, suspected_crashes = suspected_crashes + ?8, run_alone = max(run_alone, ?9), error_code = ?10,
     error_message = ?11, error_cause = ?12, error_details = ?13, unstopped = NULL,
     -- What has begun does not expire any more.
     expires_at = iif(state = 'running', NULL, expires_at)
@@ -152,15 +152,15 @@ WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 -- name: suspend_job
 -- It gives its slot back until a time (?4) or a signal (?5).
 UPDATE unstuck_jobs
-SET state = 'waiting', expires_at = NULL, waiting = ?4 IS NOT NULL, held = 0, run_at = coalesce(?4, run_at), awaits = ?5, token = NULL,
+SET state = 'waiting', expires_at = NULL, scheduled = ?4 IS NOT NULL, held = 0, run_at = coalesce(?4, run_at), awaits_signal = ?5, token = NULL,
     worker_id = NULL, claimed_at = NULL, started_at = NULL, started_boot_s = NULL, error_code = NULL,
     error_message = NULL, error_cause = NULL, error_details = NULL, unstopped = NULL
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: end_job
 UPDATE unstuck_jobs
-SET state = ?4, held = 0, ended_as = ?5, finished_at = ?6, live_key = NULL, failures = failures + ?7,
-    crash_count = crash_count + ?8, suspicions = suspicions + ?9, alone = max(alone, ?10), error_code = ?11,
+SET state = ?4, held = 0, last_attempt_state = ?5, finished_at = ?6, active_key = NULL, failures = failures + ?7,
+    crash_count = crash_count + ?8, suspected_crashes = suspected_crashes + ?9, run_alone = max(run_alone, ?10), error_code = ?11,
     error_message = ?12, error_cause = ?13, error_details = ?14, result = ?15
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
@@ -215,14 +215,14 @@ ON CONFLICT (worker_id, token) DO UPDATE SET reason = excluded.reason, good_unti
 SELECT
     j.id, j.token, j.worker_id, j.state, j.task, j.queue, coalesce(j.policy, x''), j.failures, j.crash_count,
     j.cancel_requested, j.timeout_s, iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), NULL),
-    j.claimed_at, j.started_at, j.started_boot_s, w.boot_id, b.beat_at, w.state, w.suspect_after_s, j.suspicions,
+    j.claimed_at, j.started_at, j.started_boot_s, w.boot_id, b.beat_at, w.state, w.suspect_after_s, j.suspected_crashes,
     (
         SELECT coalesce(d.good_until, 9e999) FROM unstuck_deferred_outcomes d
         WHERE d.worker_id = j.worker_id AND d.token = j.token
     )
 FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
 LEFT JOIN unstuck_workers w ON w.id = j.worker_id
-LEFT JOIN unstuck_beats b ON b.worker_id = j.worker_id
+LEFT JOIN unstuck_worker_heartbeats b ON b.worker_id = j.worker_id
 WHERE j.held = 1 AND j.worker_id = ?1
 ORDER BY j.claimed_at, j.token
 LIMIT ?2;
@@ -231,14 +231,14 @@ LIMIT ?2;
 SELECT
     j.id, j.token, j.worker_id, j.state, j.task, j.queue, coalesce(j.policy, x''), j.failures, j.crash_count,
     j.cancel_requested, j.timeout_s, iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), NULL),
-    j.claimed_at, j.started_at, j.started_boot_s, w.boot_id, b.beat_at, w.state, w.suspect_after_s, j.suspicions,
+    j.claimed_at, j.started_at, j.started_boot_s, w.boot_id, b.beat_at, w.state, w.suspect_after_s, j.suspected_crashes,
     (
         SELECT coalesce(d.good_until, 9e999) FROM unstuck_deferred_outcomes d
         WHERE d.worker_id = j.worker_id AND d.token = j.token
     )
 FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
 LEFT JOIN unstuck_workers w ON w.id = j.worker_id
-LEFT JOIN unstuck_beats b ON b.worker_id = j.worker_id
+LEFT JOIN unstuck_worker_heartbeats b ON b.worker_id = j.worker_id
 WHERE j.held = 1
 ORDER BY j.claimed_at, j.token;
 

@@ -41,8 +41,8 @@ SELECT task, count(*), min(id), max(run_at - ?2)
 FROM (
     -- Jobs that sleep, or wait for a signal with a timeout, are not scheduled. A bounded number of them is passed over.
     SELECT task, id, run_at FROM (
-        SELECT task, id, run_at, state FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
-        WHERE waiting = 1 AND queue = ?1 AND run_at > ?2 + ?3 ORDER BY run_at DESC LIMIT 20 * ?4
+        SELECT task, id, run_at, state FROM unstuck_jobs INDEXED BY unstuck_jobs_scheduled
+        WHERE scheduled = 1 AND queue = ?1 AND run_at > ?2 + ?3 ORDER BY run_at DESC LIMIT 20 * ?4
     ) WHERE state = 'pending' ORDER BY run_at DESC LIMIT ?4
 )
 GROUP BY task ORDER BY count(*) DESC, task LIMIT ?5;
@@ -52,8 +52,8 @@ GROUP BY task ORDER BY count(*) DESC, task LIMIT ?5;
 SELECT task, count(*), id, min(run_at) - ?2
 FROM (
     SELECT task, id, run_at FROM (
-        SELECT task, id, run_at, state FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
-        WHERE waiting = 1 AND queue = ?1 AND run_at > ?2 + ?3 ORDER BY run_at LIMIT 20 * ?4
+        SELECT task, id, run_at, state FROM unstuck_jobs INDEXED BY unstuck_jobs_scheduled
+        WHERE scheduled = 1 AND queue = ?1 AND run_at > ?2 + ?3 ORDER BY run_at LIMIT 20 * ?4
     ) WHERE state = 'pending' ORDER BY run_at LIMIT ?4
 )
 GROUP BY task ORDER BY min(run_at), task LIMIT ?5;
@@ -61,8 +61,8 @@ GROUP BY task ORDER BY min(run_at), task LIMIT ?5;
 -- name: look_overdue
 SELECT task, count(*), min(id), max(?2 - run_at)
 FROM (
-    SELECT task, id, run_at FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
-    WHERE waiting = 1 AND queue = ?1 AND run_at < ?2 - ?3 ORDER BY run_at LIMIT ?4
+    SELECT task, id, run_at FROM unstuck_jobs INDEXED BY unstuck_jobs_scheduled
+    WHERE scheduled = 1 AND queue = ?1 AND run_at < ?2 - ?3 ORDER BY run_at LIMIT ?4
 )
 GROUP BY task ORDER BY count(*) DESC, task LIMIT ?5;
 
@@ -80,32 +80,32 @@ GROUP BY queue, task ORDER BY count(*) DESC, queue, task LIMIT ?2;
 -- By how long the oldest row of each kind is past its retention, if it is. Ids go with time: the first jobs and events
 -- tell it. What ended in a workflow that is open may still be needed. Jobs with a time of their own, and unique keys, are
 -- found in their indexes; the first jumps from time to time.
-WITH RECURSIVE own (keep_s) AS (
-    SELECT min(keep_s) FROM unstuck_jobs INDEXED BY unstuck_jobs_kept WHERE keep_s IS NOT NULL AND finished_at IS NOT NULL
+WITH RECURSIVE own (retain_s) AS (
+    SELECT min(retain_s) FROM unstuck_jobs INDEXED BY unstuck_jobs_kept WHERE retain_s IS NOT NULL AND finished_at IS NOT NULL
     UNION ALL
     SELECT (
-        SELECT min(j.keep_s) FROM unstuck_jobs j INDEXED BY unstuck_jobs_kept
-        WHERE j.keep_s IS NOT NULL AND j.finished_at IS NOT NULL AND j.keep_s > own.keep_s
+        SELECT min(j.retain_s) FROM unstuck_jobs j INDEXED BY unstuck_jobs_kept
+        WHERE j.retain_s IS NOT NULL AND j.finished_at IS NOT NULL AND j.retain_s > own.retain_s
     )
     FROM own
-    WHERE own.keep_s IS NOT NULL
+    WHERE own.retain_s IS NOT NULL
 ),
 late (kind, past_s) AS (
-    SELECT 'jobs', ?1 - j.finished_at - max(?2, coalesce(j.keep_s, 0))
-    FROM (SELECT finished_at, keep_s, workflow_id FROM unstuck_jobs ORDER BY id LIMIT ?4) j
+    SELECT 'jobs', ?1 - j.finished_at - max(?2, coalesce(j.retain_s, 0))
+    FROM (SELECT finished_at, retain_s, workflow_id FROM unstuck_jobs ORDER BY id LIMIT ?4) j
     WHERE j.workflow_id IS NULL
         OR NOT EXISTS (SELECT 1 FROM unstuck_workflows w WHERE w.id = j.workflow_id AND w.finished_at IS NULL)
     UNION ALL
     SELECT 'jobs', (
-        SELECT ?1 - j.finished_at - o.keep_s FROM unstuck_jobs j INDEXED BY unstuck_jobs_kept
-        WHERE j.keep_s = o.keep_s AND j.finished_at IS NOT NULL AND j.workflow_id IS NULL
+        SELECT ?1 - j.finished_at - o.retain_s FROM unstuck_jobs j INDEXED BY unstuck_jobs_kept
+        WHERE j.retain_s = o.retain_s AND j.finished_at IS NOT NULL AND j.workflow_id IS NULL
         ORDER BY j.finished_at LIMIT 1
     )
-    FROM (SELECT keep_s FROM own WHERE keep_s IS NOT NULL LIMIT ?5) o
+    FROM (SELECT retain_s FROM own WHERE retain_s IS NOT NULL LIMIT ?5) o
     UNION ALL
     SELECT 'events', ?1 - e.at - ?3 FROM (SELECT at FROM unstuck_events ORDER BY id LIMIT ?4) e
     UNION ALL
-    SELECT 'keys', ?1 - k.until FROM (SELECT until FROM unstuck_kept_keys ORDER BY until LIMIT 1) k
+    SELECT 'keys', ?1 - k.until FROM (SELECT until FROM unstuck_unique_keys ORDER BY until LIMIT 1) k
 )
 SELECT kind, max(past_s) FROM late GROUP BY kind HAVING max(past_s) > 0 ORDER BY kind;
 

@@ -52,7 +52,7 @@ SELECT
     json_extract(w.metadata, '$.settings.check_interval_s'), w.disabled IS NULL AND h.disabled IS NULL,
     b.beat_at
 FROM unstuck_workers w
-LEFT JOIN unstuck_beats b ON b.worker_id = w.id
+LEFT JOIN unstuck_worker_heartbeats b ON b.worker_id = w.id
 LEFT JOIN unstuck_hosts h ON h.name = w.host
 WHERE w.state IN ('active', 'draining', 'suspect')
 ORDER BY w.id;
@@ -74,7 +74,7 @@ FROM json_each(?1) p
 WHERE NOT EXISTS (
     SELECT 1
     FROM unstuck_workers w
-    JOIN unstuck_beats b ON b.worker_id = w.id
+    JOIN unstuck_worker_heartbeats b ON b.worker_id = w.id
     LEFT JOIN unstuck_hosts h ON h.name = w.host
     WHERE w.state = 'active' AND w.request IS NULL AND w.disabled IS NULL AND h.disabled IS NULL
         AND b.beat_at > ?2 - w.suspect_after_s
@@ -86,7 +86,7 @@ WHERE NOT EXISTS (
 -- The other workers that may take jobs. Whether they are silent depends on how long someone kept watch since.
 SELECT b.beat_at, w.suspect_after_s, w.queues, w.tasks
 FROM unstuck_workers w
-JOIN unstuck_beats b ON b.worker_id = w.id
+JOIN unstuck_worker_heartbeats b ON b.worker_id = w.id
 LEFT JOIN unstuck_hosts h ON h.name = w.host
 WHERE w.state = 'active' AND w.request IS NULL AND w.disabled IS NULL AND h.disabled IS NULL
     AND b.beat_at <= ?1 - w.suspect_after_s;

@@ -4,8 +4,8 @@
 SELECT
     id, task, queue, state, -rank, payload, coalesce(payload_type, 'json'), result, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone, awaits,
-    awaits IS NULL OR waiting
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspected_crashes, run_alone, awaits_signal,
+    awaits_signal IS NULL OR scheduled
 FROM unstuck_jobs
 WHERE id = ?;
 
@@ -14,8 +14,8 @@ WHERE id = ?;
 SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone, awaits,
-    awaits IS NULL OR waiting
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspected_crashes, run_alone, awaits_signal,
+    awaits_signal IS NULL OR scheduled
 FROM unstuck_jobs NOT INDEXED
 WHERE id < ?1 AND id >= ?9
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
@@ -32,8 +32,8 @@ LIMIT ?8;
 SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone, awaits,
-    awaits IS NULL OR waiting
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspected_crashes, run_alone, awaits_signal,
+    awaits_signal IS NULL OR scheduled
 FROM unstuck_jobs INDEXED BY unstuck_jobs_error
 WHERE error_code IS NOT NULL AND error_code = ?9 AND id < ?1
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
@@ -50,8 +50,8 @@ LIMIT ?8;
 SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone, awaits,
-    awaits IS NULL OR waiting
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspected_crashes, run_alone, awaits_signal,
+    awaits_signal IS NULL OR scheduled
 FROM unstuck_jobs INDEXED BY unstuck_jobs_held
 WHERE held = 1 AND id < ?1
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
@@ -68,8 +68,8 @@ LIMIT ?8;
 SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone, awaits,
-    awaits IS NULL OR waiting
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspected_crashes, run_alone, awaits_signal,
+    awaits_signal IS NULL OR scheduled
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND id < ?1
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
@@ -86,10 +86,10 @@ LIMIT ?8;
 SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone, awaits,
-    awaits IS NULL OR waiting
-FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
-WHERE waiting = 1 AND id < ?1
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspected_crashes, run_alone, awaits_signal,
+    awaits_signal IS NULL OR scheduled
+FROM unstuck_jobs INDEXED BY unstuck_jobs_scheduled
+WHERE scheduled = 1 AND id < ?1
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
     AND (?3 IS NULL OR queue = ?3)
     AND (?4 IS NULL OR task = ?4)
@@ -104,8 +104,8 @@ LIMIT ?8;
 SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone, awaits,
-    awaits IS NULL OR waiting
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspected_crashes, run_alone, awaits_signal,
+    awaits_signal IS NULL OR scheduled
 FROM unstuck_jobs INDEXED BY unstuck_jobs_blocked
 WHERE blocked = 1 AND id < ?1
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
@@ -122,10 +122,10 @@ LIMIT ?8;
 SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone, awaits,
-    awaits IS NULL OR waiting
-FROM unstuck_jobs INDEXED BY unstuck_jobs_awaiting
-WHERE awaits IS NOT NULL AND waiting = 0 AND id < ?1
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspected_crashes, run_alone, awaits_signal,
+    awaits_signal IS NULL OR scheduled
+FROM unstuck_jobs INDEXED BY unstuck_jobs_awaiting_signal
+WHERE awaits_signal IS NOT NULL AND scheduled = 0 AND id < ?1
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
     AND (?3 IS NULL OR queue = ?3)
     AND (?4 IS NULL OR task = ?4)
@@ -139,7 +139,7 @@ LIMIT ?8;
 -- Whether there are so many that reading the newest jobs one by one finds them sooner than sorting all of them.
 SELECT
     (SELECT count(*) FROM (SELECT 1 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready WHERE ready = 1 LIMIT ?1))
-    + (SELECT count(*) FROM (SELECT 1 FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting WHERE waiting = 1 LIMIT ?1))
+    + (SELECT count(*) FROM (SELECT 1 FROM unstuck_jobs INDEXED BY unstuck_jobs_scheduled WHERE scheduled = 1 LIMIT ?1))
     + (SELECT count(*) FROM (SELECT 1 FROM unstuck_jobs INDEXED BY unstuck_jobs_blocked WHERE blocked = 1 LIMIT ?1))
     >= ?1;
 
@@ -226,11 +226,11 @@ SELECT name, paused FROM unstuck_queues ORDER BY name;
 SELECT queue, count(*), min(id) FROM unstuck_jobs INDEXED BY unstuck_jobs_ready WHERE ready = 1 GROUP BY queue;
 
 -- name: count_waiting
-SELECT queue, count(*) FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting WHERE waiting = 1 GROUP BY queue;
+SELECT queue, count(*) FROM unstuck_jobs INDEXED BY unstuck_jobs_scheduled WHERE scheduled = 1 GROUP BY queue;
 
 -- name: count_suspended
 -- How many there are, and how many of them wait for a time too.
-SELECT queue, count(*), sum(waiting) FROM unstuck_jobs INDEXED BY unstuck_jobs_suspended WHERE state = 'waiting' GROUP BY queue;
+SELECT queue, count(*), sum(scheduled) FROM unstuck_jobs INDEXED BY unstuck_jobs_suspended WHERE state = 'waiting' GROUP BY queue;
 
 -- name: count_blocked_by_queue
 SELECT queue, count(*) FROM unstuck_jobs INDEXED BY unstuck_jobs_blocked WHERE blocked = 1 GROUP BY queue;
@@ -257,8 +257,8 @@ WHERE paused <> ?2;
 
 -- name: job_brief
 SELECT
-    state, worker_id, token, unique_key, ended_as, error_code, coalesce(error_cause, error_message), finished_at, tied,
-    line, queue, unique_for
+    state, worker_id, token, unique_key, last_attempt_state, error_code, coalesce(error_cause, error_message), finished_at, has_links,
+    concurrency_key, queue, unique_for
 FROM unstuck_jobs
 WHERE id = ?;
 
@@ -269,8 +269,8 @@ SELECT 1 FROM unstuck_jobs WHERE id = ?1 AND state = 'pending' AND run_at <= ?2;
 -- name: cancel_idle_job
 -- It waited, or lay in a worker's hands unstarted: the worker's start will find its token gone.
 UPDATE unstuck_jobs
-SET state = 'cancelled', ready = 0, waiting = 0, blocked = 0, awaits = NULL, held = 0, token = NULL, worker_id = NULL,
-    claimed_at = NULL, finished_at = ?2, live_key = NULL, error_code = 'CANCELLED',
+SET state = 'cancelled', ready = 0, scheduled = 0, blocked = 0, awaits_signal = NULL, held = 0, token = NULL, worker_id = NULL,
+    claimed_at = NULL, finished_at = ?2, active_key = NULL, error_code = 'CANCELLED',
     error_message = 'Job was cancelled', error_cause = ?3, error_details = NULL
 WHERE id = ?1 AND state IN ('pending', 'claimed', 'waiting');
 
@@ -278,7 +278,7 @@ WHERE id = ?1 AND state IN ('pending', 'claimed', 'waiting');
 -- Asked to be cancelled while it was in somebody's hands, and given back without having run.
 UPDATE unstuck_jobs
 SET state = 'cancelled', held = 0, token = NULL, worker_id = NULL, claimed_at = NULL, started_at = NULL,
-    started_boot_s = NULL, attempt = attempt - (state = 'running'), finished_at = ?4, live_key = NULL,
+    started_boot_s = NULL, attempt = attempt - (state = 'running'), finished_at = ?4, active_key = NULL,
     error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = ?5, error_details = NULL
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
@@ -288,9 +288,9 @@ UPDATE unstuck_jobs SET cancel_requested = 1, unstopped = NULL WHERE id = ? AND 
 -- name: retry_job
 -- What was quarantined runs alone: it killed every process that it was in.
 UPDATE unstuck_jobs
-SET state = 'pending', ready = line IS NULL, blocked = line IS NOT NULL, waiting = 0, run_at = ?2, expires_at = NULL, token = NULL, worker_id = NULL, claimed_at = NULL,
-    started_at = NULL, started_boot_s = NULL, finished_at = NULL, ended_as = NULL, failures = 0,
-    live_key = iif(unique_for = 'period', NULL, unique_key), crash_count = 0, suspicions = 0, alone = (state = 'quarantined'), cancel_requested = 0, unstopped = NULL, error_code = NULL, error_message = NULL, error_cause = NULL,
+SET state = 'pending', ready = concurrency_key IS NULL, blocked = concurrency_key IS NOT NULL, scheduled = 0, run_at = ?2, expires_at = NULL, token = NULL, worker_id = NULL, claimed_at = NULL,
+    started_at = NULL, started_boot_s = NULL, finished_at = NULL, last_attempt_state = NULL, failures = 0,
+    active_key = iif(unique_for = 'period', NULL, unique_key), crash_count = 0, suspected_crashes = 0, run_alone = (state = 'quarantined'), cancel_requested = 0, unstopped = NULL, error_code = NULL, error_message = NULL, error_cause = NULL,
     error_details = NULL, result = NULL
 WHERE id = ?1 AND state IN ('failed', 'cancelled', 'quarantined');
 
@@ -299,7 +299,7 @@ WHERE id = ?1 AND state IN ('failed', 'cancelled', 'quarantined');
 SELECT id FROM (
     SELECT id, attempt, state FROM unstuck_jobs INDEXED BY unstuck_jobs_ready WHERE ready = 1 AND queue = ?1
     UNION ALL
-    SELECT id, attempt, state FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting WHERE waiting = 1 AND queue = ?1
+    SELECT id, attempt, state FROM unstuck_jobs INDEXED BY unstuck_jobs_scheduled WHERE scheduled = 1 AND queue = ?1
     UNION ALL
     SELECT id, attempt, state FROM unstuck_jobs INDEXED BY unstuck_jobs_blocked WHERE blocked = 1 AND queue = ?1
 )
@@ -318,7 +318,7 @@ WHERE j.state = 'pending' AND j.attempt = 0;
 SELECT i.value
 FROM json_each(?) i
 WHERE EXISTS (
-    SELECT 1 FROM unstuck_nodes n LEFT JOIN unstuck_jobs j ON j.id = n.job_id
+    SELECT 1 FROM unstuck_workflow_nodes n LEFT JOIN unstuck_jobs j ON j.id = n.job_id
     WHERE n.workflow_id = i.value AND n.kind = 'task'
         AND (n.state IN ('succeeded', 'failed', 'paused') OR j.attempt > 0 OR j.held = 1));
 
@@ -362,7 +362,7 @@ SELECT coalesce((SELECT sum(length(value)) FROM unstuck_journal WHERE job_id = ?
 SELECT 1 FROM unstuck_signals WHERE job_id = ?1 AND name = ?2 AND taken_seq IS NULL LIMIT 1;
 
 -- name: job_to_signal
-SELECT state, awaits, queue, line, place FROM unstuck_jobs WHERE id = ?;
+SELECT state, awaits_signal, queue, concurrency_key, place FROM unstuck_jobs WHERE id = ?;
 
 -- name: count_signals
 SELECT count(*) FILTER (WHERE taken_seq IS NULL), coalesce(sum(length(value)) FILTER (WHERE taken_seq IS NULL), 0),
@@ -374,7 +374,7 @@ INSERT INTO unstuck_signals (job_id, number, name, value, at, sent_by) VALUES (?
 
 -- name: wake_job
 UPDATE unstuck_jobs
-SET state = 'pending', ready = line IS NULL, blocked = line IS NOT NULL, waiting = 0, awaits = NULL, run_at = ?2
+SET state = 'pending', ready = concurrency_key IS NULL, blocked = concurrency_key IS NOT NULL, scheduled = 0, awaits_signal = NULL, run_at = ?2
 WHERE id = ?1 AND state = 'waiting';
 
 -- name: journal

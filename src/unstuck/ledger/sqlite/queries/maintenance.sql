@@ -12,12 +12,12 @@ WHERE until_boot_s <= ?2 OR boot_id <> ?3 OR until_boot_s > ?2 + 86400;
 -- name: waiting_queues
 -- Jumps from queue to queue in the index instead of reading a million scheduled jobs.
 WITH RECURSIVE found (name) AS (
-    SELECT min(queue) FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting WHERE waiting = 1
+    SELECT min(queue) FROM unstuck_jobs INDEXED BY unstuck_jobs_scheduled WHERE scheduled = 1
     UNION ALL
     SELECT (
         SELECT min(j.queue)
-        FROM unstuck_jobs j INDEXED BY unstuck_jobs_waiting
-        WHERE j.waiting = 1 AND j.queue > found.name
+        FROM unstuck_jobs j INDEXED BY unstuck_jobs_scheduled
+        WHERE j.scheduled = 1 AND j.queue > found.name
     )
     FROM found
     WHERE found.name IS NOT NULL
@@ -26,14 +26,14 @@ SELECT name FROM found WHERE name IS NOT NULL;
 
 -- name: promote_due
 UPDATE unstuck_jobs
-SET state = 'pending', ready = line IS NULL, blocked = line IS NOT NULL, waiting = 0, awaits = NULL
+SET state = 'pending', ready = concurrency_key IS NULL, blocked = concurrency_key IS NOT NULL, scheduled = 0, awaits_signal = NULL
 WHERE id IN (
-    SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
-    WHERE waiting = 1 AND queue = ?1 AND run_at <= ?2
+    SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_scheduled
+    WHERE scheduled = 1 AND queue = ?1 AND run_at <= ?2
     ORDER BY run_at
     LIMIT ?3
 )
-RETURNING line;
+RETURNING concurrency_key;
 
 -- name: clock
 SELECT boot_id, ahead_s FROM unstuck_clock;
@@ -46,8 +46,8 @@ ON CONFLICT (one) DO UPDATE SET boot_id = ?1, ahead_s = ?2;
 -- Those due soonest of one queue. Where a caller named the time of a job, it stays.
 UPDATE unstuck_jobs SET run_at = max(?2, run_at - ?3)
 WHERE id IN (
-    SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
-    WHERE waiting = 1 AND queue = ?1 AND run_at > ?2 AND state = 'pending' AND attempt > 0
+    SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_scheduled
+    WHERE scheduled = 1 AND queue = ?1 AND run_at > ?2 AND state = 'pending' AND attempt > 0
     ORDER BY run_at
     LIMIT ?4
 );
@@ -56,8 +56,8 @@ WHERE id IN (
 -- The attempts before those retries, so that no one moves them again.
 UPDATE unstuck_attempts SET ended_at = min(?2, ended_at - ?3)
 WHERE ended_at > ?2 AND job_id IN (
-    SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
-    WHERE waiting = 1 AND queue = ?1 AND run_at > ?2 AND state = 'pending' AND attempt > 0
+    SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_scheduled
+    WHERE scheduled = 1 AND queue = ?1 AND run_at > ?2 AND state = 'pending' AND attempt > 0
     ORDER BY run_at
     LIMIT ?4
 );
@@ -66,8 +66,8 @@ WHERE ended_at > ?2 AND job_id IN (
 -- Retries whose last attempt ended in the future of the clock: it was set back, and no reaper saw by how much.
 SELECT w.id, max(a.ended_at)
 FROM (
-    SELECT id, state, attempt FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
-    WHERE waiting = 1 AND queue = ?1 AND run_at > ?2
+    SELECT id, state, attempt FROM unstuck_jobs INDEXED BY unstuck_jobs_scheduled
+    WHERE scheduled = 1 AND queue = ?1 AND run_at > ?2
     ORDER BY run_at
     LIMIT ?4
 ) w
@@ -76,7 +76,7 @@ WHERE w.state = 'pending' AND w.attempt > 0 AND a.ended_at > ?2 + ?3
 GROUP BY w.id;
 
 -- name: set_back_retry
-UPDATE unstuck_jobs SET run_at = max(?2, run_at - ?3) WHERE id = ?1 AND waiting = 1 AND run_at > ?2;
+UPDATE unstuck_jobs SET run_at = max(?2, run_at - ?3) WHERE id = ?1 AND scheduled = 1 AND run_at > ?2;
 
 -- name: set_back_ends
 UPDATE unstuck_attempts SET ended_at = min(?2, ended_at - ?3) WHERE job_id = ?1 AND ended_at > ?2;
@@ -106,7 +106,7 @@ UPDATE unstuck_ledger SET swept_job_id = ?;
 
 -- name: finished_window
 -- Walks a bounded stretch of ids instead of needing an index that every job would pay for.
-SELECT id, finished_at, state, keep_s, enqueued_at FROM unstuck_jobs WHERE id > ?1 ORDER BY id LIMIT ?2;
+SELECT id, finished_at, state, retain_s, enqueued_at FROM unstuck_jobs WHERE id > ?1 ORDER BY id LIMIT ?2;
 
 -- name: delete_jobs
 DELETE FROM unstuck_jobs WHERE id IN (SELECT value FROM json_each(?)) AND finished_at IS NOT NULL;

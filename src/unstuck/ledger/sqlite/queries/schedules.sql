@@ -17,7 +17,7 @@ SELECT s.name, s.source, s.fingerprint, s.task, s.queue, s.cron, s.every_s, s.zo
     s.paused_by, s.next_at, s.last_at, s.fired_at, s.last_job_id, s.version, s.changed_at,
     EXISTS (
         SELECT 1 FROM unstuck_workers w, json_each(w.metadata, '$.schedules') f
-        WHERE w.state IN ('active', 'draining', 'suspect') AND w.door = 'python' AND f.value = s.fingerprint
+        WHERE w.state IN ('active', 'draining', 'suspect') AND w.transport = 'python' AND f.value = s.fingerprint
     )
 FROM json_each(?) k
 CROSS JOIN unstuck_schedules s ON s.name = k.key

@@ -3,7 +3,7 @@
 -- name: insert_worker
 INSERT INTO unstuck_workers (
     id, name, host, pid, boot_id, pid_namespace, process_started, queues, tasks, concurrency, version,
-    heartbeat_interval_s, suspect_after_s, running_stale_after_s, metadata, bell, trace, door, owner, recovery, state,
+    heartbeat_interval_s, suspect_after_s, running_stale_after_s, metadata, wakeup_address, status_page, transport, owner, recovery, state,
     created_at
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'active', ?)
 -- The same worker again after a lost answer, or a second living foreign worker of the same name.
@@ -12,7 +12,7 @@ ON CONFLICT DO NOTHING;
 -- name: insert_beat
 -- Never before the last tick of a reaper, here and below: a clock that was set back and that no reaper has seen yet
 -- would make it a heartbeat of long ago.
-INSERT INTO unstuck_beats (worker_id, beat_at)
+INSERT INTO unstuck_worker_heartbeats (worker_id, beat_at)
 VALUES (?1, max(?2, coalesce((SELECT until FROM unstuck_watch_periods ORDER BY id DESC LIMIT 1), ?2)))
 ON CONFLICT (worker_id) DO NOTHING;
 
@@ -22,10 +22,10 @@ ON CONFLICT (name) DO UPDATE
 SET queue = excluded.queue, policy = excluded.policy, is_async = excluded.is_async, seen_at = excluded.seen_at;
 
 -- name: set_bell
-UPDATE unstuck_workers SET bell = ?2 WHERE id = ?1;
+UPDATE unstuck_workers SET wakeup_address = ?2 WHERE id = ?1;
 
 -- name: bells
-SELECT id, bell, queues FROM unstuck_workers WHERE bell <> '' AND state IN ('active', 'draining', 'suspect');
+SELECT id, wakeup_address, queues FROM unstuck_workers WHERE wakeup_address <> '' AND state IN ('active', 'draining', 'suspect');
 
 -- name: worker_standing
 SELECT w.state, w.disabled IS NOT NULL OR h.disabled IS NOT NULL
@@ -36,13 +36,13 @@ WHERE w.id = ?;
 SELECT
     w.state, w.draining, w.request, w.disabled IS NOT NULL OR h.disabled IS NOT NULL
 FROM unstuck_workers w
-JOIN unstuck_beats b ON b.worker_id = w.id
+JOIN unstuck_worker_heartbeats b ON b.worker_id = w.id
 LEFT JOIN unstuck_hosts h ON h.name = w.host
 WHERE w.id = ?;
 
 -- name: beat
 -- One narrow row, updated in place. Never an insert: a worker whose row is gone is dead.
-UPDATE unstuck_beats
+UPDATE unstuck_worker_heartbeats
 SET beat_at = max(?2, coalesce((SELECT until FROM unstuck_watch_periods ORDER BY id DESC LIMIT 1), ?2)),
     running = ?3, processed = ?4
 WHERE worker_id = ?1;
@@ -64,7 +64,7 @@ INSERT INTO unstuck_watch_periods (since, until, cause, gap_s) VALUES (?, ?, ?, 
 DELETE FROM unstuck_watch_periods
 WHERE id <= (SELECT max(id) FROM unstuck_watch_periods) - ?1
   AND (id <= (SELECT max(id) FROM unstuck_watch_periods) - ?2
-       OR NOT EXISTS (SELECT 1 FROM unstuck_workers w JOIN unstuck_beats b ON b.worker_id = w.id
+       OR NOT EXISTS (SELECT 1 FROM unstuck_workers w JOIN unstuck_worker_heartbeats b ON b.worker_id = w.id
                       WHERE w.state IN ('active', 'draining', 'suspect') AND b.beat_at < unstuck_watch_periods.until));
 
 -- name: set_back_periods
@@ -77,11 +77,11 @@ UPDATE unstuck_watch_periods SET set_back_s = ?1, set_back_at = ?2
 WHERE id = (SELECT max(id) FROM unstuck_watch_periods);
 
 -- name: set_back_beats
-UPDATE unstuck_beats SET beat_at = min(beat_at - ?1, ?2)
+UPDATE unstuck_worker_heartbeats SET beat_at = min(beat_at - ?1, ?2)
 WHERE beat_at > ?2 OR worker_id IN (SELECT id FROM unstuck_workers WHERE state IN ('active', 'draining', 'suspect'));
 
 -- name: end_future_beats
-UPDATE unstuck_beats SET beat_at = ?1 WHERE beat_at > ?1;
+UPDATE unstuck_worker_heartbeats SET beat_at = ?1 WHERE beat_at > ?1;
 
 -- name: clear_suspicion
 UPDATE unstuck_workers
@@ -111,7 +111,7 @@ WHERE id = ?1 AND state IN ('active', 'draining', 'suspect');
 -- Everyone who lives, and the dead as long as they hold anything. Of one host only those who have a process there: a
 -- worker that comes over a network may name any host as its own.
 SELECT
-    w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state,
+    w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.status_page, w.state,
     w.heartbeat_interval_s, b.beat_at, w.suspect_after_s, w.suspect_boot_s,
     (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
     (
@@ -124,10 +124,10 @@ SELECT
         FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
     ),
-    w.door, json_extract(w.verdict, '$.detector'), w.recovery
+    w.transport, json_extract(w.verdict, '$.detector'), w.recovery
 FROM unstuck_workers w
-LEFT JOIN unstuck_beats b ON b.worker_id = w.id
-WHERE (?1 IS NULL OR w.host = ?1 AND w.door = 'python')
+LEFT JOIN unstuck_worker_heartbeats b ON b.worker_id = w.id
+WHERE (?1 IS NULL OR w.host = ?1 AND w.transport = 'python')
     AND (
         w.state IN ('active', 'draining', 'suspect')
         OR EXISTS (SELECT 1 FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id)
@@ -138,7 +138,7 @@ ORDER BY w.id;
 -- The same, without the foreign workers that were heard within every timeout that concerns them: by far the most, and
 -- there is nothing to judge of them.
 SELECT
-    w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state,
+    w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.status_page, w.state,
     w.heartbeat_interval_s, b.beat_at, w.suspect_after_s, w.suspect_boot_s,
     (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
     (
@@ -151,15 +151,15 @@ SELECT
         FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
     ),
-    w.door, json_extract(w.verdict, '$.detector'), w.recovery
+    w.transport, json_extract(w.verdict, '$.detector'), w.recovery
 FROM unstuck_workers w
-LEFT JOIN unstuck_beats b ON b.worker_id = w.id
+LEFT JOIN unstuck_worker_heartbeats b ON b.worker_id = w.id
 WHERE (
         w.state IN ('active', 'draining', 'suspect')
         OR EXISTS (SELECT 1 FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id)
     )
     AND NOT (
-        w.door <> 'python'
+        w.transport <> 'python'
         AND w.state IN ('active', 'draining')
         AND ?1 - b.beat_at < w.suspect_after_s
         AND NOT EXISTS (
@@ -175,11 +175,11 @@ ORDER BY w.id;
 SELECT count(*) FROM unstuck_workers WHERE state IN ('active', 'draining', 'suspect');
 
 -- name: recovery_rules
-SELECT DISTINCT recovery FROM unstuck_workers WHERE door = 'python' AND recovery IS NOT NULL;
+SELECT DISTINCT recovery FROM unstuck_workers WHERE transport = 'python' AND recovery IS NOT NULL;
 
 -- name: ring_of
 SELECT
-    w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state,
+    w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.status_page, w.state,
     w.heartbeat_interval_s, b.beat_at, w.suspect_after_s, w.suspect_boot_s,
     (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
     (
@@ -192,17 +192,17 @@ SELECT
         FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
     ),
-    w.door, json_extract(w.verdict, '$.detector'), w.recovery
+    w.transport, json_extract(w.verdict, '$.detector'), w.recovery
 FROM unstuck_workers w
-LEFT JOIN unstuck_beats b ON b.worker_id = w.id
-WHERE w.host = ?2 AND w.door = 'python' AND w.id <> ?1 AND w.state IN ('active', 'draining', 'suspect')
+LEFT JOIN unstuck_worker_heartbeats b ON b.worker_id = w.id
+WHERE w.host = ?2 AND w.transport = 'python' AND w.id <> ?1 AND w.state IN ('active', 'draining', 'suspect')
 ORDER BY w.id < ?1, w.id
 LIMIT ?3;
 
 -- name: worker_evidence
 SELECT w.state, b.beat_at
 FROM unstuck_workers w
-LEFT JOIN unstuck_beats b ON b.worker_id = w.id
+LEFT JOIN unstuck_worker_heartbeats b ON b.worker_id = w.id
 WHERE w.id = ?;
 
 -- name: suspect_worker
@@ -228,14 +228,14 @@ SELECT
     w.id, w.name, w.host, w.pid, w.state, w.queues, w.tasks, w.concurrency, w.created_at,
     coalesce(b.beat_at, w.created_at), w.stopped_at, coalesce(b.running, 0), coalesce(b.processed, 0),
     (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
-    w.version, w.metadata, w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.door, w.owner,
+    w.version, w.metadata, w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.transport, w.owner,
     w.running_stale_after_s, w.recovery,
     (
         SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running'
     )
 FROM unstuck_workers w
-LEFT JOIN unstuck_beats b ON b.worker_id = w.id
+LEFT JOIN unstuck_worker_heartbeats b ON b.worker_id = w.id
 LEFT JOIN unstuck_hosts h ON h.name = w.host
 WHERE ?1 = 0 OR w.state IN ('active', 'draining', 'suspect')
 ORDER BY w.created_at, w.id;
@@ -250,16 +250,16 @@ SELECT
     w.id, w.name, w.host, w.pid, w.state, w.queues, w.tasks, w.concurrency, w.created_at,
     coalesce(b.beat_at, w.created_at), w.stopped_at, coalesce(b.running, 0), coalesce(b.processed, 0),
     (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
-    w.version, w.metadata, w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.door, w.owner,
+    w.version, w.metadata, w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.transport, w.owner,
     w.running_stale_after_s, w.recovery,
     (
         SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running'
     )
 FROM unstuck_workers w
-LEFT JOIN unstuck_beats b ON b.worker_id = w.id
+LEFT JOIN unstuck_worker_heartbeats b ON b.worker_id = w.id
 LEFT JOIN unstuck_hosts h ON h.name = w.host
-WHERE w.id = ? AND w.door <> 'python';
+WHERE w.id = ? AND w.transport <> 'python';
 
 -- name: fates
 -- The row of a job tells of its last attempt, the others are kept apart. Joined by keys alone.
@@ -270,12 +270,12 @@ SELECT
     u.job_id, u.token, j.state, j.token, j.worker_id, w.name, coalesce(j.attempt, 0), j.started_at, j.finished_at,
     j.error_code,
     coalesce(a.worker_id, iif(j.token = u.token, j.worker_id, NULL)),
-    coalesce(a.state, iif(j.token = u.token AND j.finished_at IS NOT NULL, coalesce(j.ended_as, j.state), NULL)),
+    coalesce(a.state, iif(j.token = u.token AND j.finished_at IS NOT NULL, coalesce(j.last_attempt_state, j.state), NULL)),
     coalesce(a.code, iif(j.token = u.token AND j.finished_at IS NOT NULL, j.error_code, NULL))
 FROM asked u
 LEFT JOIN unstuck_jobs j ON j.id = u.job_id
 LEFT JOIN unstuck_attempts a ON a.job_id = u.job_id AND a.token = u.token
-LEFT JOIN unstuck_workers w ON w.id = j.worker_id AND w.door <> 'python'
+LEFT JOIN unstuck_workers w ON w.id = j.worker_id AND w.transport <> 'python'
 ORDER BY u.place;
 
 -- name: foreign_worker_named
@@ -284,27 +284,27 @@ SELECT
     w.id, w.name, w.host, w.pid, w.state, w.queues, w.tasks, w.concurrency, w.created_at,
     coalesce(b.beat_at, w.created_at), w.stopped_at, coalesce(b.running, 0), coalesce(b.processed, 0),
     (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
-    w.version, w.metadata, w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.door, w.owner,
+    w.version, w.metadata, w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.transport, w.owner,
     w.running_stale_after_s, w.recovery,
     (
         SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running'
     )
 FROM unstuck_workers w
-LEFT JOIN unstuck_beats b ON b.worker_id = w.id
+LEFT JOIN unstuck_worker_heartbeats b ON b.worker_id = w.id
 LEFT JOIN unstuck_hosts h ON h.name = w.host
-WHERE w.name = ? AND w.door <> 'python'
+WHERE w.name = ? AND w.transport <> 'python'
 ORDER BY w.state IN ('active', 'draining', 'suspect') DESC, w.created_at DESC
 LIMIT 1;
 
 -- name: living_python_worker
 SELECT id FROM unstuck_workers
-WHERE name = ? AND door = 'python' AND state IN ('active', 'draining', 'suspect')
+WHERE name = ? AND transport = 'python' AND state IN ('active', 'draining', 'suspect')
 LIMIT 1;
 
 -- name: living_foreign_worker
 SELECT id FROM unstuck_workers
-WHERE name = ? AND door <> 'python' AND state IN ('active', 'draining', 'suspect')
+WHERE name = ? AND transport <> 'python' AND state IN ('active', 'draining', 'suspect')
 LIMIT 1;
 
 -- name: is_registered
@@ -313,13 +313,13 @@ SELECT 1 FROM unstuck_workers WHERE id = ?;
 -- name: foreign_pulse
 SELECT w.state, w.draining, w.request, w.boot_id, w.disabled IS NOT NULL OR h.disabled IS NOT NULL
 FROM unstuck_workers w
-JOIN unstuck_beats b ON b.worker_id = w.id
+JOIN unstuck_worker_heartbeats b ON b.worker_id = w.id
 LEFT JOIN unstuck_hosts h ON h.name = w.host
-WHERE w.id = ? AND w.door <> 'python';
+WHERE w.id = ? AND w.transport <> 'python';
 
 -- name: beat_foreign
 -- One narrow row, updated in place. Never an insert: a worker whose row is gone is dead.
-UPDATE unstuck_beats
+UPDATE unstuck_worker_heartbeats
 SET beat_at = max(?2, coalesce((SELECT until FROM unstuck_watch_periods ORDER BY id DESC LIMIT 1), ?2)),
     running = coalesce(?3, running), processed = processed + ?4
 WHERE worker_id = ?1;
@@ -350,9 +350,9 @@ SELECT 1 FROM unstuck_hosts WHERE name = ?;
 -- name: standings
 SELECT
     w.id, w.name, w.host, w.state, w.queues, w.tasks, w.metadata, w.disabled, h.disabled,
-    w.request IS NOT NULL OR w.draining, w.suspect_after_s, b.beat_at, w.door, w.recovery
+    w.request IS NOT NULL OR w.draining, w.suspect_after_s, b.beat_at, w.transport, w.recovery
 FROM unstuck_workers w
-LEFT JOIN unstuck_beats b ON b.worker_id = w.id
+LEFT JOIN unstuck_worker_heartbeats b ON b.worker_id = w.id
 LEFT JOIN unstuck_hosts h ON h.name = w.host
 WHERE w.state IN ('active', 'draining', 'suspect')
 ORDER BY w.id;
@@ -366,7 +366,7 @@ WHERE w.id = ?1 AND w.state IN ('active', 'draining', 'suspect')
     AND NOT EXISTS (
         SELECT 1
         FROM unstuck_workers o
-        JOIN unstuck_beats b ON b.worker_id = o.id
+        JOIN unstuck_worker_heartbeats b ON b.worker_id = o.id
         LEFT JOIN unstuck_hosts h ON h.name = o.host
         WHERE o.id <> w.id
             AND o.state = 'active' AND o.request IS NULL AND o.disabled IS NULL AND h.disabled IS NULL
@@ -402,7 +402,7 @@ WHERE host = ? AND state IN ('active', 'draining', 'suspect');
 -- name: store_letter
 -- A client that came back under the same key gets the answer, and not who it was before. A job that was removed since
 -- its key was remembered has no letter.
-INSERT INTO unstuck_letters (job_id, client, service, request_id, place, places, correlation, own_id, notify)
+INSERT INTO unstuck_reply_addresses (job_id, client, service, request_id, place, places, correlation, own_id, notify)
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9
 WHERE EXISTS (SELECT 1 FROM unstuck_jobs WHERE id = ?1)
 ON CONFLICT (job_id) DO UPDATE
@@ -411,17 +411,17 @@ SET client = excluded.client, service = excluded.service, request_id = excluded.
     answered_at = NULL;
 
 -- name: answer_letters
-UPDATE unstuck_letters SET answered_at = ?2
+UPDATE unstuck_reply_addresses SET answered_at = ?2
 WHERE job_id IN (SELECT value FROM json_each(?1)) AND answered_at IS NULL;
 
 -- name: letters
 SELECT client, service, request_id, place, places, correlation, own_id, notify, job_id, answered_at
-FROM unstuck_letters INDEXED BY unstuck_letters_unanswered
+FROM unstuck_reply_addresses INDEXED BY unstuck_reply_addresses_unanswered
 WHERE client = ?1 AND answered_at IS NULL AND job_id > ?2
 ORDER BY job_id
 LIMIT ?3;
 
 -- name: letter
 SELECT client, service, request_id, place, places, correlation, own_id, notify, job_id, answered_at
-FROM unstuck_letters
+FROM unstuck_reply_addresses
 WHERE job_id = ?;

@@ -1,11 +1,11 @@
 -- The ledger on SQLite: one host, one file.
 --
 --   jobs         unstuck_jobs, _attempts, _outputs, _autopsies, _progress, _journal, _signals
---   workers      unstuck_workers, _beats, _hosts, _tasks, _listeners, _deferred_outcomes
---   order        unstuck_queues, _lines, _kept_keys, _requests, _schedules
---   workflows    unstuck_workflows, _nodes, _edges, _drafts
+--   workers      unstuck_workers, _worker_heartbeats, _hosts, _tasks, _listeners, _deferred_outcomes
+--   order        unstuck_queues, _concurrency_keys, _unique_keys, _requests, _schedules
+--   workflows    unstuck_workflows, _workflow_nodes, _workflow_edges, _node_jobs
 --   events       unstuck_events, _alert_targets, _conditions, _counters, _audit
---   access       unstuck_api_tokens, _letters
+--   access       unstuck_api_tokens, _reply_addresses
 --   the ledger   unstuck_ledger, _tickets, _watch_periods, _clock; unstuck_migrations is made by `migrate` itself
 --   for people   worker_status, heartbeats, attempt_status
 --
@@ -26,7 +26,7 @@ CREATE TABLE unstuck_jobs (
         state IN ('pending', 'claimed', 'running', 'waiting', 'succeeded', 'failed', 'cancelled', 'quarantined')
     ),
     ready INTEGER NOT NULL CHECK (ready IN (0, 1)),
-    waiting INTEGER NOT NULL CHECK (waiting IN (0, 1)),
+    scheduled INTEGER NOT NULL CHECK (scheduled IN (0, 1)),
     held INTEGER NOT NULL CHECK (held IN (0, 1)),
     rank INTEGER NOT NULL,
     queue TEXT NOT NULL,
@@ -49,9 +49,9 @@ CREATE TABLE unstuck_jobs (
     started_boot_s REAL,
     finished_at REAL,
     -- How the last attempt ended, if the job's state does not say it.
-    ended_as TEXT,
+    last_attempt_state TEXT,
     unique_key TEXT,
-    live_key TEXT,
+    active_key TEXT,
     enqueued_by TEXT,
     -- NULL: 'json'.
     payload_type TEXT,
@@ -63,14 +63,14 @@ CREATE TABLE unstuck_jobs (
     result BLOB,
     payload BLOB NOT NULL,
     -- Deaths that other jobs shared, so that it is not known whose doing they were: free, but not for ever.
-    suspicions INTEGER NOT NULL DEFAULT 0,
+    suspected_crashes INTEGER NOT NULL DEFAULT 0,
     -- It may have killed a process that it shared with others: it gets one of its own.
-    alone INTEGER NOT NULL DEFAULT 0 CHECK (alone IN (0, 1)),
+    run_alone INTEGER NOT NULL DEFAULT 0 CHECK (run_alone IN (0, 1)),
     -- Others are concerned when it ends: a workflow, a line, follow-up work, a journal, a signal.
-    tied INTEGER NOT NULL DEFAULT 0,
+    has_links INTEGER NOT NULL DEFAULT 0,
     -- Pending, and not admitted yet: as many jobs of its line are at work as may be.
     blocked INTEGER NOT NULL DEFAULT 0,
-    line TEXT,
+    concurrency_key TEXT,
     workflow_id INTEGER,
     place INTEGER,
     -- The tasks that follow its ends, by kind of end, as JSON.
@@ -78,41 +78,41 @@ CREATE TABLE unstuck_jobs (
     -- It wrote something down on its way, or was sent a signal: its next attempt needs that.
     journal INTEGER NOT NULL DEFAULT 0,
     -- The signal that it waits for.
-    awaits TEXT,
+    awaits_signal TEXT,
     expires_at REAL,
     -- How long it is kept after its end, if its task says so.
-    keep_s REAL,
+    retain_s REAL,
     -- It is given results of others with its claim.
-    needs INTEGER,
+    needs_inputs INTEGER,
     -- It was asked to stop with its workflow, and that was taken back: should it stop all the same, it is tried again.
     unstopped INTEGER,
-    line_limit INTEGER,
-    -- What its unique key is good for: 'pending' until it is claimed, 'period' for a time (in `unstuck_kept_keys`), NULL
+    concurrency_limit INTEGER,
+    -- What its unique key is good for: 'pending' until it is claimed, 'period' for a time (in `unstuck_unique_keys`), NULL
     -- until it ends.
     unique_for TEXT,
     CHECK (held = (state IN ('claimed', 'running'))),
-    CHECK (ready + waiting + blocked = (state = 'pending') OR state = 'waiting' AND ready + blocked = 0 AND (waiting OR awaits IS NOT NULL)),
+    CHECK (ready + scheduled + blocked = (state = 'pending') OR state = 'waiting' AND ready + blocked = 0 AND (scheduled OR awaits_signal IS NOT NULL)),
     CHECK (held = 0 OR (token IS NOT NULL AND worker_id IS NOT NULL)),
     CHECK ((finished_at IS NOT NULL) = (state IN ('succeeded', 'failed', 'cancelled', 'quarantined'))),
-    CHECK (live_key IS NULL OR finished_at IS NULL)
+    CHECK (active_key IS NULL OR finished_at IS NULL)
 ) STRICT;
 
 -- Predicates are booleans of their own: an entry moves only when the job becomes ready, held or waiting,
 -- and finished jobs are in none of them, however many there are.
 CREATE INDEX unstuck_jobs_ready ON unstuck_jobs (queue, rank, id) WHERE ready = 1;
 CREATE INDEX unstuck_jobs_held ON unstuck_jobs (worker_id) WHERE held = 1;
-CREATE INDEX unstuck_jobs_waiting ON unstuck_jobs (queue, run_at) WHERE waiting = 1;
-CREATE UNIQUE INDEX unstuck_jobs_live_key ON unstuck_jobs (live_key) WHERE live_key IS NOT NULL;
+CREATE INDEX unstuck_jobs_scheduled ON unstuck_jobs (queue, run_at) WHERE scheduled = 1;
+CREATE UNIQUE INDEX unstuck_jobs_active_key ON unstuck_jobs (active_key) WHERE active_key IS NOT NULL;
 CREATE INDEX unstuck_jobs_error ON unstuck_jobs (error_code, id) WHERE error_code IS NOT NULL;
-CREATE INDEX unstuck_jobs_blocked ON unstuck_jobs (line, rank, id) WHERE blocked = 1;
-CREATE INDEX unstuck_jobs_awaiting ON unstuck_jobs (id) WHERE awaits IS NOT NULL;
-CREATE INDEX unstuck_jobs_suspended ON unstuck_jobs (queue, waiting) WHERE state = 'waiting';
+CREATE INDEX unstuck_jobs_blocked ON unstuck_jobs (concurrency_key, rank, id) WHERE blocked = 1;
+CREATE INDEX unstuck_jobs_awaiting_signal ON unstuck_jobs (id) WHERE awaits_signal IS NOT NULL;
+CREATE INDEX unstuck_jobs_suspended ON unstuck_jobs (queue, scheduled) WHERE state = 'waiting';
 -- The jobs that have a place in a line: admitted, and not at the end of an attempt yet. That is the count; there is no
 -- other.
-CREATE INDEX unstuck_jobs_in_line ON unstuck_jobs (line) WHERE line IS NOT NULL AND (ready = 1 OR held = 1);
+CREATE INDEX unstuck_jobs_in_concurrency_key ON unstuck_jobs (concurrency_key) WHERE concurrency_key IS NOT NULL AND (ready = 1 OR held = 1);
 CREATE INDEX unstuck_jobs_expiring ON unstuck_jobs (expires_at)
-WHERE expires_at IS NOT NULL AND (ready = 1 OR waiting = 1 OR blocked = 1);
-CREATE INDEX unstuck_jobs_kept ON unstuck_jobs (keep_s, finished_at) WHERE keep_s IS NOT NULL AND finished_at IS NOT NULL;
+WHERE expires_at IS NOT NULL AND (ready = 1 OR scheduled = 1 OR blocked = 1);
+CREATE INDEX unstuck_jobs_kept ON unstuck_jobs (retain_s, finished_at) WHERE retain_s IS NOT NULL AND finished_at IS NOT NULL;
 
 -- Earlier attempts, written when a job goes back to the queue.
 CREATE TABLE unstuck_attempts (
@@ -207,8 +207,8 @@ CREATE TABLE unstuck_workers (
     -- The recovery settings by which it is judged; NULL: those of the process that judges it.
     recovery TEXT CHECK (recovery IS NULL OR json_valid(recovery)),
     metadata TEXT NOT NULL CHECK (json_valid(metadata)),
-    bell TEXT NOT NULL,
-    trace TEXT NOT NULL,
+    wakeup_address TEXT NOT NULL,
+    status_page TEXT NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('active', 'draining', 'suspect', 'dead', 'stopped')),
     -- What a suspect goes back to when it beats again.
     draining INTEGER NOT NULL DEFAULT 0 CHECK (draining IN (0, 1)),
@@ -220,7 +220,7 @@ CREATE TABLE unstuck_workers (
     -- It is switched off, as JSON: reason, by, at, auto. NULL: it works.
     disabled TEXT CHECK (disabled IS NULL OR json_valid(disabled)),
     -- How it comes in. Over HTTP and ZeroMQ it may be in any language.
-    door TEXT NOT NULL DEFAULT 'python' CHECK (door IN ('python', 'http', 'mdp')),
+    transport TEXT NOT NULL DEFAULT 'python' CHECK (transport IN ('python', 'http', 'mdp')),
     -- The token that it came with: only its holder may speak for it.
     owner TEXT,
     CHECK ((stopped_at IS NOT NULL) = (state IN ('dead', 'stopped')))
@@ -228,13 +228,13 @@ CREATE TABLE unstuck_workers (
 
 -- A name is only a name, but a beat may come with nothing else: it must lead to one living worker.
 CREATE UNIQUE INDEX unstuck_workers_living_name ON unstuck_workers (name)
-WHERE door <> 'python' AND state IN ('active', 'draining', 'suspect');
-CREATE INDEX unstuck_workers_by_name ON unstuck_workers (name, created_at) WHERE door <> 'python';
+WHERE transport <> 'python' AND state IN ('active', 'draining', 'suspect');
+CREATE INDEX unstuck_workers_by_name ON unstuck_workers (name, created_at) WHERE transport <> 'python';
 CREATE INDEX unstuck_workers_of_python ON unstuck_workers (name)
-WHERE door = 'python' AND state IN ('active', 'draining', 'suspect');
+WHERE transport = 'python' AND state IN ('active', 'draining', 'suspect');
 
 -- Proofs of life: narrow rows that are only ever updated.
-CREATE TABLE unstuck_beats (
+CREATE TABLE unstuck_worker_heartbeats (
     worker_id TEXT PRIMARY KEY REFERENCES unstuck_workers (id) ON DELETE CASCADE,
     beat_at REAL NOT NULL,
     running INTEGER NOT NULL DEFAULT 0,
@@ -292,7 +292,7 @@ CREATE TABLE unstuck_queues (
 ) STRICT, WITHOUT ROWID;
 
 -- One row per line (concurrency key) that is in use.
-CREATE TABLE unstuck_lines (
+CREATE TABLE unstuck_concurrency_keys (
     key TEXT PRIMARY KEY,
     places INTEGER NOT NULL DEFAULT 1 CHECK (places >= 1),
     -- An operator chose the number; what is enqueued later does not change it.
@@ -302,13 +302,13 @@ CREATE TABLE unstuck_lines (
 
 -- Keys that are good for a period from their enqueue, however their job ended. A key stays when retention removes its job:
 -- the period is a promise of its own, and `job_id` then names a job that is gone.
-CREATE TABLE unstuck_kept_keys (
+CREATE TABLE unstuck_unique_keys (
     key TEXT PRIMARY KEY,
     job_id INTEGER NOT NULL,
     until REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX unstuck_kept_keys_until ON unstuck_kept_keys (until);
+CREATE INDEX unstuck_unique_keys_until ON unstuck_unique_keys (until);
 
 -- Requests that must not be done twice: what was enqueued under an idempotency key, even after those jobs ended.
 CREATE TABLE unstuck_requests (
@@ -368,7 +368,7 @@ CREATE INDEX unstuck_workflows_open ON unstuck_workflows (id) WHERE finished_at 
 -- Of one state, the newest first.
 CREATE INDEX unstuck_workflows_by_state ON unstuck_workflows (state, id);
 
-CREATE TABLE unstuck_nodes (
+CREATE TABLE unstuck_workflow_nodes (
     workflow_id INTEGER NOT NULL REFERENCES unstuck_workflows (id) ON DELETE CASCADE,
     place INTEGER NOT NULL CHECK (place >= 0),
     parent INTEGER,
@@ -393,11 +393,11 @@ CREATE TABLE unstuck_nodes (
     CHECK (kind = 'task' OR job_id IS NULL)
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX unstuck_nodes_inside ON unstuck_nodes (workflow_id, parent);
+CREATE INDEX unstuck_workflow_nodes_inside ON unstuck_workflow_nodes (workflow_id, parent);
 
 -- What the job of a node will be; of a map, those of its members. Beside the nodes, whose rows are written anew
 -- whenever something happens to them, and column by column as in a job: it is enqueued without being unpacked.
-CREATE TABLE unstuck_drafts (
+CREATE TABLE unstuck_node_jobs (
     workflow_id INTEGER NOT NULL REFERENCES unstuck_workflows (id) ON DELETE CASCADE,
     place INTEGER NOT NULL,
     rank INTEGER NOT NULL,
@@ -410,19 +410,19 @@ CREATE TABLE unstuck_drafts (
     timeout_s REAL,
     enqueued_by TEXT,
     payload_type TEXT,
-    line TEXT,
-    line_limit INTEGER,
+    concurrency_key TEXT,
+    concurrency_limit INTEGER,
     -- It gets results of others.
-    needs INTEGER,
+    needs_inputs INTEGER,
     hooks TEXT,
     expires_in_s REAL,
-    keep_s REAL,
+    retain_s REAL,
     policy BLOB,
     payload BLOB NOT NULL,
     PRIMARY KEY (workflow_id, place)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE unstuck_edges (
+CREATE TABLE unstuck_workflow_edges (
     workflow_id INTEGER NOT NULL REFERENCES unstuck_workflows (id) ON DELETE CASCADE,
     source INTEGER NOT NULL,
     target INTEGER NOT NULL,
@@ -431,7 +431,7 @@ CREATE TABLE unstuck_edges (
     PRIMARY KEY (workflow_id, source, target)
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX unstuck_edges_into ON unstuck_edges (workflow_id, target);
+CREATE INDEX unstuck_workflow_edges_into ON unstuck_workflow_edges (workflow_id, target);
 
 -- Events --------------------------------------------------------------------------------------------
 
@@ -489,7 +489,7 @@ CREATE TABLE unstuck_audit (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     at REAL NOT NULL,
     by TEXT NOT NULL,
-    door TEXT NOT NULL,
+    transport TEXT NOT NULL,
     verb TEXT NOT NULL,
     target TEXT NOT NULL,
     -- NULL: it was begun, and its end is not known.
@@ -514,7 +514,7 @@ CREATE TABLE unstuck_api_tokens (
 ) STRICT, WITHOUT ROWID;
 
 -- Where the answers to jobs go that came in through a broker.
-CREATE TABLE unstuck_letters (
+CREATE TABLE unstuck_reply_addresses (
     job_id INTEGER PRIMARY KEY REFERENCES unstuck_jobs (id) ON DELETE CASCADE,
     -- The identity that the client chose: it must lead to this client alone, even after a restart.
     client BLOB NOT NULL CHECK (length(client) BETWEEN 16 AND 255),
@@ -532,7 +532,7 @@ CREATE TABLE unstuck_letters (
 ) STRICT;
 
 -- What was answered is not in here, however much there is of it.
-CREATE INDEX unstuck_letters_unanswered ON unstuck_letters (client, job_id) WHERE answered_at IS NULL;
+CREATE INDEX unstuck_reply_addresses_unanswered ON unstuck_reply_addresses (client, job_id) WHERE answered_at IS NULL;
 
 -- The ledger itself ---------------------------------------------------------------------------------
 
@@ -589,7 +589,7 @@ SELECT
     round(max(0.0, (julianday('now') - 2440587.5) * 1440.0 - b.beat_at / 60.0), 2) AS minutes_since_heartbeat,
     w.name AS name
 FROM unstuck_workers w
-JOIN unstuck_beats b ON b.worker_id = w.id;
+JOIN unstuck_worker_heartbeats b ON b.worker_id = w.id;
 
 -- One row per held job. A worker beats once for all that it holds, so the rows are derived, and none is ever stored.
 CREATE VIEW heartbeats AS
@@ -604,7 +604,7 @@ SELECT
     w.name AS sender_name
 FROM unstuck_jobs j
 JOIN unstuck_workers w ON w.id = j.worker_id
-JOIN unstuck_beats b ON b.worker_id = j.worker_id
+JOIN unstuck_worker_heartbeats b ON b.worker_id = j.worker_id
 WHERE j.held = 1;
 
 -- Every attempt of every job, the current one included. Only an attempt that goes on has a deadline for heartbeats.
@@ -629,7 +629,7 @@ SELECT
     j.id,
     j.token,
     j.worker_id,
-    coalesce(j.ended_as, j.state),
+    coalesce(j.last_attempt_state, j.state),
     j.claimed_at,
     j.started_at,
     j.finished_at,
@@ -643,5 +643,5 @@ SELECT
     j.started_at + j.timeout_s
 FROM unstuck_jobs j
 LEFT JOIN unstuck_workers w ON w.id = j.worker_id
-LEFT JOIN unstuck_beats b ON b.worker_id = j.worker_id
+LEFT JOIN unstuck_worker_heartbeats b ON b.worker_id = j.worker_id
 WHERE j.token IS NOT NULL;
