@@ -15,12 +15,11 @@ from tests.mdp.fake_ledger import broker as core_broker
 
 from unstuck.config import Settings
 from unstuck.ledger.open import ready_ledger
-from unstuck.mdp.broker import ledger_thread
-from unstuck.mdp.broker.backlog import PORTION
+from unstuck.mdp.broker import batch_runner
+from unstuck.mdp.broker.backlog import MAX_BODY_BYTES, MAX_QUESTIONS_PER_CLIENT, MAX_TAKEN, PORTION, Questions
 from unstuck.mdp.broker.batch import BatchResult, MmiQuery
 from unstuck.mdp.broker.core import BrokerCore
 from unstuck.mdp.broker.mmi import MmiAnswers
-from unstuck.mdp.broker.questions import MAX_BODY_BYTES, MAX_QUESTIONS_PER_CLIENT, MAX_TAKEN, Questions
 from unstuck.recovery.reap import Reaper
 from unstuck.worker.registration import new_worker_id
 
@@ -91,7 +90,7 @@ def test_the_ledger_is_asked_once_for_all_who_ask_the_same(
 
     monkeypatch.setattr(MmiAnswers, "answer", counted)
     with closing(ready_ledger(settings)) as ledger:
-        sitting = ledger_thread.BatchRunner(ledger, settings, Reaper(ledger, settings.recovery, by="test"))
+        sitting = batch_runner.BatchRunner(ledger, settings, Reaper(ledger, settings.recovery, by="test"))
         core = BrokerCore(settings.mdp, new_worker_id, time.time)
         for number in range(500):
             core.on_message(b"c%d" % number, [b"", b"MDPC01", b"mmi.health", b""], None, 0.0)

@@ -6,9 +6,8 @@ from itertools import islice
 from typing import TypeVar
 
 from unstuck.ledger.contract.workers import Progress
-from unstuck.mdp.broker.batch import Batch, Late, Registration, WorkerDeath, WorkerTurn
+from unstuck.mdp.broker.batch import Batch, Late, MmiQuery, Registration, WorkerDeath, WorkerTurn
 from unstuck.mdp.broker.handed_out import Abandoned
-from unstuck.mdp.broker.questions import Questions
 
 PORTION = 20
 """Births, deaths, departures, notes, late replies and questions in one order, of each: every one is a commit, a turn or
@@ -17,14 +16,15 @@ LEAST_PORTION = 2
 PATIENCE_S = 0.1
 """How long an order may take before the next ones get smaller portions. A fresh worker waits for about four orders: the
 one under way, its birth, its first job and its reply."""
-READY_BURST = 30.0
-READY_PER_S = 1.0
-"""How often one peer may come: that often at once, then so often per second."""
-MAX_PEERS = 10_000
 MAX_WITHDRAWN = 1_000
 MAX_LATE = 1_000
 MAX_LATE_BYTES = 64 * 1024 * 1024
 """Replies to requests that this broker does not know to be under way, and how large they are together."""
+MAX_QUESTIONS = 10_000
+MAX_QUESTIONS_PER_CLIENT = 100
+MAX_BODY_BYTES = 10_000
+MAX_TAKEN = 1_000
+"""Questions in one order. Equal ones are asked of the ledger once."""
 
 T = TypeVar("T")
 
@@ -145,18 +145,43 @@ def _first(waiting: deque[T], count: int) -> list[T]:
     return [waiting.popleft() for _ in range(min(count, len(waiting)))]
 
 
-class Visits:
-    """Count how often each peer says READY."""
-
+class Questions:
     def __init__(self) -> None:
-        self._left: dict[bytes, tuple[float, float]] = {}
-        """How many more times it may, as of when. Those that came longest ago are first."""
+        self._of: dict[bytes, deque[MmiQuery]] = {}
+        """By client; whoever is next is first."""
+        self._count = 0
 
-    def allow(self, identity: bytes, now_s: float) -> bool:
-        left, at_s = self._left.pop(identity, (READY_BURST, now_s))
-        left = min(READY_BURST, left + (now_s - at_s) * READY_PER_S)
-        allowed = left >= 1
-        if len(self._left) >= MAX_PEERS:
-            del self._left[next(iter(self._left))]
-        self._left[identity] = (left - allowed, now_s)
-        return allowed
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, question: MmiQuery) -> bool:
+        """Return False for a question too many, or too large."""
+        waiting = self._of.get(question.client, ())
+        if self._count >= MAX_QUESTIONS or len(waiting) >= MAX_QUESTIONS_PER_CLIENT:
+            return False
+        if sum(map(len, question.body)) > MAX_BODY_BYTES:
+            return False
+        self._of.setdefault(question.client, deque()).append(question)
+        self._count += 1
+        return True
+
+    def forget(self, client: bytes) -> None:
+        """Drop what a client asked that has gone."""
+        self._count -= len(self._of.pop(client, ()))
+
+    def take(self, portion: int) -> list[MmiQuery]:
+        """Return the next questions, of each client in turn: at most `portion` different ones."""
+        taken: list[MmiQuery] = []
+        different: set[tuple[str, tuple[bytes, ...]]] = set()
+        while self._of and len(taken) < MAX_TAKEN:
+            client = next(iter(self._of))
+            question = self._of[client][0]
+            different.add((question.name, question.body))
+            if len(different) > portion:
+                break
+            waiting = self._of.pop(client)
+            taken.append(waiting.popleft())
+            if waiting:
+                self._of[client] = waiting
+        self._count -= len(taken)
+        return taken

@@ -26,9 +26,8 @@ from unstuck.ledger.contract.workers import (
 )
 from unstuck.logs import logger
 from unstuck.mdp.broker.batch import Batch, BatchResult, Stored, WorkerTurn
-from unstuck.mdp.broker.exchange_parts import Key, Owner, Part, merge_turn, outcome_keys, turn_keys
+from unstuck.mdp.broker.exchange_parts import Key, Owner, Part, Step, merge_turn, outcome_keys, turn_keys
 from unstuck.mdp.broker.jobs import Call
-from unstuck.mdp.broker.steps import Step
 from unstuck.notify.wakeups import WakeupSender
 
 KEY_KEPT_S = 24 * 3600.0

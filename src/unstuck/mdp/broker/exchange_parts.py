@@ -1,8 +1,10 @@
-"""Take the exchange of an order apart, so that what a lock concerns can wait alone. Pure."""
+"""Split a batch into steps and parts, so that what another session's lock concerns can wait alone."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from unstuck.errors import LedgerBusy, RefusedValue
 from unstuck.ledger.contract.workers import RemoteHeartbeat
 from unstuck.mdp.broker.batch import Batch, NewRequest, WorkerTurn
 
@@ -10,6 +12,18 @@ Key = tuple[int, int]
 """An attempt: (job_id, token)."""
 Owner = str | bytes
 """The worker or the client that a part is about."""
+
+
+def _as_it_is(error: LedgerBusy | RefusedValue) -> "Sequence[Step] | None":
+    return None
+
+
+class Step(NamedTuple):
+    do: Callable[[], None]
+    """May be repeated after an outage."""
+    instead: "Callable[[LedgerBusy | RefusedValue], Sequence[Step] | None]" = _as_it_is
+    """Return the steps to do in place of this one, because another session holds a lock that it needs or because one of
+    its values cannot be stored. No steps: it was deferred or dropped. None: repeat it as it is."""
 
 
 @dataclass

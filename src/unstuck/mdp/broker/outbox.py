@@ -1,21 +1,52 @@
 """What both sides of the broker stand on: who is there, who waits, what goes out and what is to be written."""
 
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from unstuck.config import MdpSettings
 from unstuck.ledger.contract.jobs import TaskRecord
 from unstuck.ledger.contract.workers import RemoteHeartbeat
-from unstuck.mdp.broker.backlog import Backlog, Visits
+from unstuck.logs import logger
+from unstuck.mdp.broker.backlog import Backlog
 from unstuck.mdp.broker.batch import Batch, WorkerDeath, WorkerTurn
 from unstuck.mdp.broker.deferred import Deferred
-from unstuck.mdp.broker.dropped_messages import DroppedMessages
 from unstuck.mdp.broker.handed_out import Abandoned, HandedOut
 from unstuck.mdp.broker.notifications import Notifications, Subscriptions
+from unstuck.mdp.broker.peer_limits import ReturnedJobs, Visits
 from unstuck.mdp.broker.request_addresses import new_key
 from unstuck.mdp.broker.requests import RequestTable
-from unstuck.mdp.broker.returned_jobs import ReturnedJobs
 from unstuck.mdp.broker.worker_table import ConnectedWorker, WorkerTable
+from unstuck.metrics.catalogue import MDP_DROPPED
+from unstuck.metrics.counters import Counters
+
+SAY_EVERY_S = 60.0
+"""How often the log says at most that messages of one kind were dropped."""
+
+log = logger("unstuck.mdp")
+
+
+class DroppedMessages:
+    """The reasons are a few sentences of ours: no peer can make up another one."""
+
+    def __init__(self, counters: Counters | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._counters = counters
+        self._clock = clock
+        self.counts: Counter[str] = Counter()
+        self._said: dict[str, tuple[float, int]] = {}
+        """By reason: when the log last said it, and how many there were then."""
+
+    def add(self, why: str) -> None:
+        self.counts[why] += 1
+        if self._counters is not None:
+            self._counters.add(MDP_DROPPED, (why,))
+        now_s = self._clock()
+        at_s, before = self._said.get(why, (-SAY_EVERY_S, 0))
+        if now_s - at_s >= SAY_EVERY_S:
+            count = self.counts[why]
+            self._said[why] = (now_s, count)
+            log.warning("Messages were dropped", why=why, messages=count - before, in_all=count)
 
 
 class Send(NamedTuple):

@@ -18,10 +18,11 @@ from unstuck.ledger.open import ready_ledger
 from unstuck.logs import logger
 from unstuck.maintenance.background import BackgroundReaper, own_connections
 from unstuck.maintenance.service import ScheduleWakeUps
+from unstuck.mdp.broker.batch_runner import BY, BatchRunner
 from unstuck.mdp.broker.core import BrokerCore
-from unstuck.mdp.broker.dropped_messages import DroppedMessages
 from unstuck.mdp.broker.handed_out import HandedOut, Heir, digest_of
-from unstuck.mdp.broker.ledger_thread import BY, BatchRunner, LedgerThread
+from unstuck.mdp.broker.ledger_thread import LedgerThread
+from unstuck.mdp.broker.outbox import DroppedMessages
 from unstuck.mdp.broker.socket_loop import SocketLoop, give_back, open_router, watch_connections
 from unstuck.mdp.curve import check_place, secured
 from unstuck.metrics.counters import Counters

@@ -11,7 +11,7 @@ from unstuck.domain.liveness import Detector
 from unstuck.domain.states import JobState
 from unstuck.ledger.contract.workers import Success
 from unstuck.mdp import protocol
-from unstuck.mdp.broker import jobs, refusals
+from unstuck.mdp.broker import jobs
 from unstuck.mdp.broker.batch import GONE, HeldClaim, Late, Registration, ResumedWorker, WorkerDeath
 from unstuck.mdp.broker.handed_out import mark_of
 from unstuck.mdp.broker.prefetch import Prefetch
@@ -27,6 +27,12 @@ MAX_SENT_AWAY = 10_000
 TOO_LATE = "a reply that came too late"
 FORGED = "a reply in the name of another worker"
 REPLY_TOO_LARGE = "its reply is larger than mdp.max_message_bytes, or has more frames than mdp.max_frames"
+
+COUNTED = {
+    protocol.NAME_TAKEN: "a worker whose name another living worker has",
+    protocol.TOO_MANY_SERVICES: "a worker of new services when the ledger knows too many",
+}
+"""How it is counted among what was dropped."""
 
 
 class WorkerSide(Prefetch):
@@ -151,7 +157,7 @@ class WorkerSide(Prefetch):
             self._on_word(worker, message)
 
     def _turn_away(self, registration: Registration, error: str, message: str) -> None:
-        self.dropped.add(refusals.COUNTED[error])
+        self.dropped.add(COUNTED[error])
         if (worker := self.workers.by_id(registration.worker_id)) is not None:
             self.workers.remove(worker)
             about = write_map({"error": error, "message": message}) if worker.is_unstuck_worker else b""
