@@ -37,7 +37,7 @@ from unstuck.config import MdpSettings
 from unstuck.domain.states import FINAL_STATES, JobState
 from unstuck.mdp.broker.batch import BatchResult
 from unstuck.mdp.broker.core import BrokerCore
-from unstuck.mdp.broker.handed_out import PREFIX, Abandoned, Estate, digest_of
+from unstuck.mdp.broker.handed_out import PREFIX, AbandonedWorker, DeadBrokerRecord, digest_of
 from unstuck.mdp.broker.prefetch import PREFETCH_LIMIT
 from unstuck.mdp.broker.socket_loop import SocketLoop, open_router, watch_connections
 from unstuck.runner.status_page import status_page_folder
@@ -388,9 +388,9 @@ def test_an_old_worker_that_is_silent_because_it_works_keeps_its_request_across_
 def test_what_an_old_worker_had_in_hand_is_given_up_when_all_peers_have_spoken_or_it_was_quick(
     is_quick: bool, have_spoken: bool, given_up_s: float
 ) -> None:
-    left = [Abandoned("old", (1, 11), _Estate(), is_quick=is_quick, is_near=True)]
+    left = [AbandonedWorker("old", (1, 11), _NoRecord(), is_quick=is_quick, is_same_address=True)]
 
-    def found() -> list[Abandoned]:
+    def found() -> list[AbandonedWorker]:
         now, left[:] = [*left], []
         return now
 
@@ -408,7 +408,7 @@ def test_what_an_old_worker_had_in_hand_is_given_up_when_all_peers_have_spoken_o
     assert told == [(False, 0.5), (True, 0.5 + given_up_s)]
 
 
-class _Estate(Estate):
+class _NoRecord(DeadBrokerRecord):
     """What a dead broker left, without a file."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ MAX_WAITING = 100_000
 """Jobs that somebody waits for, of all clients together: each is kept in memory."""
 
 FINALLY = -1
-"""In place of an attempt, for the last notice about a job."""
+"""In place of an attempt, for the last notification about a job."""
 
 
 class ClientSide(Outbox):
@@ -27,11 +27,11 @@ class ClientSide(Outbox):
         if request.service.startswith(protocol.MMI):
             self._on_mmi(client, request, now_s)
             return
-        listening = self.listeners.is_on(client)
+        listening = self.subscriptions.is_subscribed(client)
         if request.correlation is not None and not listening:
             self.dropped.add("a correlation frame of a client that did not ask for it")
             return
-        self.listeners.come_back(client)
+        self.subscriptions.reconnected(client)
         if self._closing:
             return
         calls = read_calls(request, self.tasks, self._settings.retry_attempts, "mdp")
@@ -44,8 +44,8 @@ class ClientSide(Outbox):
         self._gone.discard(client)
         self.requests.begin(client, len(calls))
         service = request.service.decode("ascii")
-        self._asked += 1
-        asked_id = f"{self._run_id}-{self._asked}"
+        self._request_count += 1
+        asked_id = f"{self._run_id}-{self._request_count}"
         asked = ClientRequest(client, request.correlation, service, asked_id, [None] * len(calls), listening)
         for place, call in enumerate(calls):
             reply_address = None
@@ -69,13 +69,13 @@ class ClientSide(Outbox):
         if name not in KNOWN:
             self._answer(client, request, [protocol.NOT_IMPLEMENTED])
         elif request.service == protocol.MMI_NOTIFY:
-            answer = self.listeners.ask(client, request.body, now_s)
+            answer = self.subscriptions.subscribe(client, request.body, now_s)
             if answer[0] == protocol.OK:
-                self._backlog.come_back(client)
+                self._backlog.add_resubscribed(client)
             self._answer(client, request, answer)
         elif name == "mmi.service" and self.workers.serves(request.body[0].decode("latin-1")):
             self._answer(client, request, [protocol.OK])
-        elif not self._backlog.questions.add(MmiQuery(client, request.correlation, name, request.body)):
+        elif not self._backlog.queries.add(MmiQuery(client, request.correlation, name, request.body)):
             self.dropped.add("a question that is too large, or of a client with too many open")
 
     def _answer(self, client: bytes, request: protocol.Request, body: list[bytes]) -> None:
@@ -83,14 +83,14 @@ class ClientSide(Outbox):
 
     def _finish(self, job_id: int, body: list[bytes]) -> None:
         """A job has ended: answer everybody who waits for it."""
-        self._blameless.forget(job_id)
+        self._returned_jobs.forget(job_id)
         for waiting in self.requests.take(job_id):
             self._fill(waiting, body)
 
     def _fill(self, waiting: PendingJob, body: list[bytes]) -> None:
-        asked = waiting.asked
+        asked = waiting.request
         asked.answers[waiting.place] = body
-        self.notices.forget_job(asked.client, waiting.job_id)
+        self.notifications.forget_job(asked.client, waiting.job_id)
         asked.jobs.append(waiting.job_id)
         if asked.complete:
             self._send(
@@ -109,7 +109,7 @@ class ClientSide(Outbox):
         if self._settings.notify_worker_crash:
             for waiting in self.requests.of(death.job_id):
                 self._notify_crash(waiting, death.evidence, now_s, final=final)
-        self.requests.look_soon(death.job_id, now_s, tried=True)
+        self.requests.poll_soon(death.job_id, now_s, tried=True)
 
     def _ended(self, outcome: Outcome, now_s: float) -> None:
         """A job ended elsewhere: by a Python worker, a reaper, an operator."""
@@ -121,12 +121,12 @@ class ClientSide(Outbox):
             if crashed and self._settings.notify_worker_crash:
                 self._notify_crash(waiting, jobs.cause(outcome), now_s, final=True)
         # Said before it is forgotten: behind its end nothing is said of a job.
-        self._send_notices(now_s)
+        self._send_notifications(now_s)
         for waiting in self.requests.take(outcome.job_id):
-            asked = waiting.asked
+            asked = waiting.request
             several = len(asked.answers) > 1
             told = (FINALLY, protocol.WORKER_DIED) in waiting.told
-            unwanted = not told and self.listeners.is_on(asked.client)
+            unwanted = not told and self.subscriptions.is_subscribed(asked.client)
             if several or jobs.is_user_error(outcome) or (asked.notify and (not crashed or unwanted)):
                 self._fill(waiting, [write_map(jobs.error_map(outcome, waiting.own_id))])
             elif told:
@@ -136,13 +136,13 @@ class ClientSide(Outbox):
 
     def _expired(self, job_id: int, now_s: float) -> None:
         for waiting in list(self.requests.of(job_id)):
-            self._notify_nobody(waiting, now_s, expired=True)
-            if len(waiting.asked.answers) == 1 and (FINALLY, protocol.NO_WORKERS) in waiting.told:
+            self._notify_no_workers(waiting, now_s, expired=True)
+            if len(waiting.request.answers) == 1 and (FINALLY, protocol.NO_WORKERS) in waiting.told:
                 # That was the last word about it, and no reply follows.
                 self.requests.forget_one(waiting)
                 self._batch.answered.append(job_id)
-        self._send_notices(now_s)
-        self.requests.look_soon(job_id, now_s)
+        self._send_notifications(now_s)
+        self.requests.poll_soon(job_id, now_s)
 
     def _seen(self, position: JobPosition, now_s: float) -> None:
         """A job that others work on: a try that is over and was not the last one died, or failed."""
@@ -156,34 +156,34 @@ class ClientSide(Outbox):
 
     def _notify_crash(self, waiting: PendingJob, cause: str | None, now_s: float, *, final: bool) -> None:
         told = notifications.crashed(
-            waiting.asked.service,
+            waiting.request.service,
             waiting.own_id,
             waiting.job_id,
             waiting.attempt or 1,
             cause,
             final=final,
-            at=self._wall(),
+            at=self._wall_clock(),
         )
         self._notify(waiting, protocol.WORKER_DIED, told, now_s, final=final)
 
-    def _notify_nobody(self, waiting: PendingJob, now_s: float, *, expired: bool) -> None:
+    def _notify_no_workers(self, waiting: PendingJob, now_s: float, *, expired: bool) -> None:
         if self._settings.notify_no_workers:
-            told = notifications.nobody(
-                waiting.asked.service, waiting.own_id, waiting.job_id, expired=expired, at=self._wall()
+            told = notifications.no_workers(
+                waiting.request.service, waiting.own_id, waiting.job_id, expired=expired, at=self._wall_clock()
             )
             self._notify(waiting, protocol.NO_WORKERS, told, now_s, final=expired)
 
     def _notify(
         self, waiting: PendingJob, command: bytes, told: dict[str, Any], now_s: float, *, final: bool = False
     ) -> None:
-        asked = waiting.asked
+        asked = waiting.request
         key = (waiting.attempt if not final else FINALLY, command)
-        if asked.notify and self.listeners.wants(asked.client, command) and key not in waiting.told:
+        if asked.notify and self.subscriptions.wants(asked.client, command) and key not in waiting.told:
             waiting.told.add(key)
-            notice = PendingNotification(command, waiting.job_id, asked.correlation, told)
+            notification = PendingNotification(command, waiting.job_id, asked.correlation, told)
             # The delay gathers deaths. What ends a call, or says that nobody is there, does not wait.
-            self.notices.add(asked.client, notice, now_s, at_once=final or command != protocol.WORKER_DIED)
+            self.notifications.add(asked.client, notification, now_s, at_once=final or command != protocol.WORKER_DIED)
 
-    def _send_notices(self, now_s: float) -> None:
-        for client, message in self.notices.due(now_s):
+    def _send_notifications(self, now_s: float) -> None:
+        for client, message in self.notifications.due(now_s):
             self._send(client, message)

@@ -17,7 +17,7 @@ from unstuck.mdp.broker.clients import ClientSide
 from unstuck.mdp.broker.outbox import Send
 from unstuck.mdp.broker.prefetch import GATHER_S
 from unstuck.mdp.broker.request_addresses import read_address
-from unstuck.mdp.broker.requests import SLOWEST_LOOK_S, PendingJob, restored
+from unstuck.mdp.broker.requests import LONGEST_POLL_S, PendingJob, restored
 from unstuck.mdp.broker.workers import TOO_LATE, WorkerSide
 
 
@@ -36,18 +36,18 @@ class BrokerCore(ClientSide, WorkerSide):
                 if strange.from_worker:
                     self._send(identity, protocol.disconnect())
                     if worker is not None:
-                        self._expel(worker, f"it sent {strange.why}")
+                        self._end_for_violation(worker, f"it sent {strange.why}")
             case protocol.Ready() as ready:
                 self._on_ready(identity, ready, connection, now_s)
             case protocol.Disconnect():
-                self._on_bye(identity)
+                self._on_disconnect(identity)
             case message:
                 worker = self.workers.by_identity(identity)
                 if worker is None:
-                    self._on_stranger(identity, message)
+                    self._on_unknown_worker(identity, message)
                     return
                 worker.seen_s = now_s
-                self._on_word(worker, message)
+                self._on_worker_message(worker, message)
 
     @staticmethod
     def _read(parts: protocol.Frames) -> protocol.Message:
@@ -72,9 +72,9 @@ class BrokerCore(ClientSide, WorkerSide):
     def on_client_gone(self, client: bytes) -> None:
         """The connection of a client ended: what it asked for is done, and kept, but nobody is there to hear of it."""
         self.requests.forget(client)
-        self.notices.forget(client)
-        self.listeners.leave(client)
-        self._backlog.leave(client)
+        self.notifications.forget(client)
+        self.subscriptions.disconnected(client)
+        self._backlog.forget_client(client)
         if self.requests.open_of(client):
             # The rest is on its way to the ledger.
             self._gone.add(client)
@@ -92,31 +92,31 @@ class BrokerCore(ClientSide, WorkerSide):
             if silent_s > limit_s:
                 self._send(worker.identity, protocol.disconnect())
                 self._declare_dead(worker, f"nothing was heard of it for {silent_s:.1f} s", Detector.LEASE)
-            elif now_s - worker.told_s >= self._interval_s:
-                self._tell(worker, protocol.heartbeat(), now_s)
-        if now_s - self._pulsed_s >= self._interval_s:
-            self._pulsed_s = now_s
-            self._sent_away.clear()
+            elif now_s - worker.sent_s >= self._interval_s:
+                self._send_to_worker(worker, protocol.heartbeat(), now_s)
+        if now_s - self._heartbeat_s >= self._interval_s:
+            self._heartbeat_s = now_s
+            self._unknown_heartbeats.clear()
             self._take_over(now_s)
-            self._batch.heartbeats = [self._pulse(worker) for worker in self.workers if worker.is_registered]
+            self._batch.heartbeats = [self._heartbeat_of(worker) for worker in self.workers if worker.is_registered]
             # In place of what the last round found: while the ledger is away, that is not asked yet.
             self._batch.overdue = [
                 waiting.job_id
                 for waiting in self.requests.all()
                 if not (waiting.held_here or waiting.held_elsewhere) and now_s - waiting.since_s > self._ttl_s
             ]
-            for client in self.listeners.expire(now_s):
-                self.notices.forget(client)
-        self._share_out(now_s)
-        if not self._batch.look_at:
+            for client in self.subscriptions.expire(now_s):
+                self.notifications.forget(client)
+        self._release_behind_slow_jobs(now_s)
+        if not self._batch.to_poll:
             # Else the last ones were not asked for yet, and in an outage they would become more and more.
-            self._batch.look_at = self.requests.due(now_s)
-        self._send_notices(now_s)
+            self._batch.to_poll = self.requests.due(now_s)
+        self._send_notifications(now_s)
 
     @property
     def awaits_abandoned(self) -> bool:
         """An old worker of a dead broker may still be at work."""
-        return bool(self._left_at_work)
+        return bool(self._left_working)
 
     def _take_over(self, now_s: float) -> None:
         """Settle what dead brokers of this host held, as far as that is known.
@@ -128,25 +128,25 @@ class BrokerCore(ClientSide, WorkerSide):
             for one in self._find_abandoned():
                 self._backlog.abandoned.append(one)
                 if one.may_be_given_up:
-                    self._left_at_work.append((now_s, one))
+                    self._left_working.append((now_s, one))
         kept = []
-        for since_s, one in self._left_at_work:
+        for since_s, one in self._left_working:
             waited_s = now_s - since_s
-            known = one.is_quick or (one.is_near and self.all_have_spoken)
+            known = one.is_quick or (one.is_same_address and self.all_have_spoken)
             if waited_s > self._busy_timeout_s or (waited_s >= self._timeout_s and known):
                 self._backlog.abandoned.append(replace(one, is_given_up=True))
             else:
                 kept.append((since_s, one))
-        self._left_at_work = kept
+        self._left_working = kept
 
     def on_wakeup(self, words: frozenset[str]) -> None:
         """Something may have come into these queues, or everything may have changed (no words)."""
         queues = {word.partition(":")[2] for word in words if word.startswith("queue:")}
         for worker in self.workers:
-            if worker.empty_handed and (
+            if worker.found_nothing and (
                 not words or any(self._queue(service) in queues for service in worker.services)
             ):
-                worker.empty_handed = False
+                worker.found_nothing = False
 
     def close(self) -> None:
         """Take nothing more, and send everybody away who has nothing to do."""
@@ -158,20 +158,20 @@ class BrokerCore(ClientSide, WorkerSide):
 
     def _send_idle_away(self) -> None:
         for worker in self.workers:
-            if worker.assignment is None and not worker.asking and worker.holding is None:
+            if worker.assignment is None and not worker.is_claiming and worker.held_address is None:
                 self.workers.remove(worker)
-                self._handed.remove(worker.worker_id, worker.seen_s)
+                self._handed_out.remove(worker.worker_id, worker.seen_s)
                 self._send(worker.identity, protocol.disconnect())
                 if worker.is_registered:
                     self._backlog.retire(worker.worker_id)
                 else:
                     # What stands of it in the ledger is for the next broker, to which it comes.
-                    self._backlog.unborn(worker.worker_id, is_over=False)
+                    self._backlog.withdraw_registration(worker.worker_id, is_over=False)
 
     @property
     def busy_with_ledger(self) -> bool:
         waits = not self._batch.empty or not self._backlog.empty or bool(self._deferred)
-        return waits or self._under_way is not None
+        return waits or self._in_flight is not None
 
     @property
     def awaits_replies(self) -> bool:
@@ -186,107 +186,109 @@ class BrokerCore(ClientSide, WorkerSide):
 
     def take_batch(self, now_s: float = inf) -> Batch | None:
         """Give what is to be written now, if nothing else is on its way, and nothing is gained by waiting for more."""
-        if self._under_way is not None or self._gathers(now_s):
+        if self._in_flight is not None or self._gathers_more(now_s):
             return None
         for worker in self.workers:
-            if wanted := self._wanted(worker):
-                worker.asking = True
+            if wanted := self._claim_count(worker):
+                worker.is_claiming = True
                 worker_turn = self._worker_turn(worker.worker_id)
                 worker_turn.claim_count, worker_turn.is_idle = wanted, worker.assignment is None
         self._backlog.fill(self._batch)
         self._deferred.behind(self._batch)
         for worker_id, worker_turn in self._batch.worker_turns.items():
             worker_turn.known_held = self._held_by(worker_id) | self._deferred.ended(worker_id)
-        self._batch.again = self._deferred.take(now_s)
+        self._batch.retried = self._deferred.take(now_s)
         if self._batch.empty:
             return None
         batch, self._batch = self._batch, Batch()
-        self._under_way = batch
-        self._ordered_s = now_s
+        self._in_flight = batch
+        self._batch_sent_s = now_s
         return batch
 
     def next_tick_s(self, now_s: float) -> float:
         """When to tick next at the latest."""
         moments = [
-            self._pulsed_s + self._interval_s,
-            None if self._batch.look_at else self.requests.next_due_s(),
-            self.notices.next_due_s(),
+            self._heartbeat_s + self._interval_s,
+            None if self._batch.to_poll else self.requests.next_due_s(),
+            self.notifications.next_due_s(),
             self._next_share_s(),
-            self._gather_until_s if self._under_way is None else None,
-            self._deferred.due_s if self._under_way is None else None,
+            self._gather_until_s if self._in_flight is None else None,
+            self._deferred.due_s if self._in_flight is None else None,
         ]
         return min(moment for moment in moments if moment is not None)
 
     # What the ledger answers ----------------------------------------------------------------------
 
-    def on_batch_done(self, answer: BatchResult, now_s: float) -> None:
-        batch, self._under_way = self._under_way, None
+    def on_batch_done(self, result: BatchResult, now_s: float) -> None:
+        batch, self._in_flight = self._in_flight, None
         assert batch is not None
-        self._backlog.pace(now_s - self._ordered_s)
+        self._backlog.note_duration(now_s - self._batch_sent_s)
         self._gather_until_s = now_s + GATHER_S if self._quick else None
-        if answer.tasks is not None:
-            self.tasks = answer.tasks
-        self._take_in(batch, answer, now_s)
-        self._deferred.keep(answer.left, now_s)
-        if batch.again is not None and answer.again is not None:
-            self._take_in(batch.again, answer.again, now_s)
-            self._deferred.keep(answer.again.left, now_s, again=True)
+        if result.tasks is not None:
+            self.tasks = result.tasks
+        self._apply(batch, result, now_s)
+        self._deferred.keep(result.deferred, now_s)
+        if batch.retried is not None and result.retried is not None:
+            self._apply(batch.retried, result.retried, now_s)
+            self._deferred.keep(result.retried.deferred, now_s, again=True)
         if not self._deferred:
             self._deferred.relax()
-        self._send_notices(now_s)
+        self._send_notifications(now_s)
         if self._closing:
             # Something was being looked for on their behalf, or they have just done what they had in hand.
             self._send_idle_away()
 
-    def _take_in(self, batch: Batch, answer: BatchResult, now_s: float) -> None:
+    def _apply(self, batch: Batch, result: BatchResult, now_s: float) -> None:
         """Take what was done of an order. What was left out of it is kept by the caller."""
         for registration in batch.registrations:
-            self._registered(registration, answer.resumed.get(registration.worker_id), now_s)
-        for registration, error, message in answer.turned_away:
-            self._turn_away(registration, error, message)
-        for posted, stored in zip(batch.posts, answer.stored, strict=True):
+            self._registered(registration, result.resumed.get(registration.worker_id), now_s)
+        for registration, error, message in result.refused_registrations:
+            self._refuse(registration, error, message)
+        for posted, stored in zip(batch.posts, result.stored, strict=True):
             if stored is None:
                 self.dropped.add("a request that cannot be stored")
-                self.requests.drop(posted.asked.client, 1)
+                self.requests.drop(posted.request.client, 1)
                 continue
-            if posted.asked.client in self._gone:
-                self.requests.drop(posted.asked.client, 1)
-                if not self.requests.open_of(posted.asked.client):
-                    self._gone.discard(posted.asked.client)
+            if posted.request.client in self._gone:
+                self.requests.drop(posted.request.client, 1)
+                if not self.requests.open_of(posted.request.client):
+                    self._gone.discard(posted.request.client)
                 continue
             own_id = posted.call.own_id or str(stored.job_id)
-            waiting = PendingJob(stored.job_id, posted.asked, posted.place, own_id, now_s)
+            waiting = PendingJob(stored.job_id, posted.request, posted.place, own_id, now_s)
             # Of what our own workers will do we hear by ourselves.
             if self.workers.serves(posted.call.job.task):
-                waiting.step_s = SLOWEST_LOOK_S
+                waiting.poll_every_s = LONGEST_POLL_S
             self.requests.add(waiting)
             if stored.unserved and not self.workers.serves(posted.call.job.task):
-                self._notify_nobody(waiting, now_s, expired=False)
-        self._turns_answered(batch, answer, now_s)
-        for _ in range(answer.refused):
+                self._notify_no_workers(waiting, now_s, expired=False)
+        self._turns_answered(batch, result, now_s)
+        for _ in range(result.refused_replies):
             self.dropped.add(TOO_LATE)
-        for sender in answer.forged:
+        for sender in result.forged:
             self._forged(sender)
-        for worker_id, beat in answer.beats.items():
+        for worker_id, beat in result.heartbeat_answers.items():
             worker = self.workers.by_id(worker_id)
             if worker is not None:
                 if beat.state not in LIVE_STATES:
                     self._disconnect_dead(worker)
-                worker.is_draining = self._closing or worker.draining or beat.request is not None or beat.disabled
-        for death, record in answer.deaths:
+                worker.is_draining = (
+                    self._closing or worker.announced_draining or beat.request is not None or beat.disabled
+                )
+        for death, record in result.deaths:
             if death.job_id is not None:
                 self._died(death, record, now_s)
         # Before the outcomes: what was looked at in the same moment is among them, and behind its end nothing is said.
-        for job_id in answer.expired:
+        for job_id in result.expired:
             self._expired(job_id, now_s)
-        for outcome in answer.outcomes:
+        for outcome in result.outcomes:
             self._ended(outcome, now_s)
-        for position in answer.glances:
+        for position in result.positions:
             self._seen(position, now_s)
-        # Answered since they were read, by what came before in this answer, or marked so as soon as a lock allows it:
+        # Answered since they were read, by what came before in this result, or marked so as soon as a lock allows it:
         # not once more.
-        answered = {*self._batch.answered, *answer.left.answered, *self._deferred.answered}
-        for client, reply_addresses in answer.reply_addresses.items():
+        answered = {*self._batch.answered, *result.deferred.answered, *self._deferred.answered}
+        for client, reply_addresses in result.reply_addresses.items():
             left = [
                 one
                 for one in reply_addresses
@@ -295,19 +297,17 @@ class BrokerCore(ClientSide, WorkerSide):
             for waiting in restored(left, now_s):
                 self.requests.begin(client, 1)
                 self.requests.add(waiting)
-        for question, body in answer.replies:
-            self._send(
-                question.client, protocol.broker_reply(question.name.encode("ascii"), body, question.correlation)
-            )
+        for query, body in result.replies:
+            self._send(query.client, protocol.broker_reply(query.name.encode("ascii"), body, query.correlation))
 
-    def _turns_answered(self, batch: Batch, answer: BatchResult, now_s: float) -> None:
+    def _turns_answered(self, batch: Batch, result: BatchResult, now_s: float) -> None:
         for worker_id, worker_turn in batch.worker_turns.items():
             worker = self.workers.by_id(worker_id)
             for given_back in worker_turn.release:
                 self.workers.wake_one(given_back.task)
             counted = False
             for done in worker_turn.done:
-                if worker_id not in answer.gone and (done.job_id, done.token) not in answer.superseded:
+                if worker_id not in result.gone and (done.job_id, done.token) not in result.superseded:
                     counted = True
                     # Who asked over another door reads it from the ledger.
                     self._finish(done.job_id, jobs.body_of(done.result))
@@ -315,17 +315,17 @@ class BrokerCore(ClientSide, WorkerSide):
                     self.dropped.add(TOO_LATE)
             if worker is None:
                 if worker_turn.claim_count and worker_id in self._departed:
-                    self._departed_answered(worker_id, answer.claimed.get(worker_id, ()))
+                    self._departed_answered(worker_id, result.claimed.get(worker_id, ()))
                 elif counted:
                     # Of an earlier broker, or of an earlier connection: who it is now says READY anew. A reply that
                     # does not count proves nothing about a worker.
                     self._batch.stale_registrations.append(worker_id)
                 continue
-            if worker_id in answer.gone:
+            if worker_id in result.gone:
                 self._disconnect_dead(worker)
                 continue
             if worker_turn.claim_count:
-                self._found(worker, answer.claimed.get(worker_id, ()), worker_turn.claim_count, now_s)
+                self._on_claimed(worker, result.claimed.get(worker_id, ()), worker_turn.claim_count, now_s)
 
     def _departed_answered(self, worker_id: str, jobs: tuple[Claimed, ...]) -> None:
         """What was found for somebody who left meanwhile never reached it: that was no crash of the job."""

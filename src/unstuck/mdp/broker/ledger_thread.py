@@ -16,24 +16,24 @@ from unstuck.mdp.broker.exchange_parts import Step
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 2.0
 LONGEST_BUSY_S = 0.5
-"""Longest pause if a lock of another session is in the way: heartbeats are sent in between."""
+"""Longest pause if another session holds a lock. Heartbeats are sent in between."""
 
 log = logger("unstuck.mdp.broker")
 
 
 class LedgerThread:
-    """`tell` is called with each answer, `fail` with an error that nobody foresaw; both from the clerk's thread."""
+    """`on_result` is called with each result, `on_error` with an unexpected error; both from this thread."""
 
     def __init__(
         self,
         batch_runner: BatchRunner,
-        tell: Callable[[BatchResult], None],
-        fail: Callable[[BaseException], None],
+        on_result: Callable[[BatchResult], None],
+        on_error: Callable[[BaseException], None],
         metrics_writer: MetricsWriter | None = None,
     ) -> None:
         self._batch_runner = batch_runner
-        self._tell = tell
-        self._fail = fail
+        self._on_result = on_result
+        self._on_error = on_error
         self._metrics_writer = metrics_writer
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         self._stopping = threading.Event()
@@ -53,20 +53,20 @@ class LedgerThread:
     def _run(self) -> None:
         try:
             while (batch := self._batches.get()) is not None:
-                answer = self._do(batch)
-                if answer is None:
+                result = self._do(batch)
+                if result is None:
                     return
-                self._tell(answer)
+                self._on_result(result)
                 if self._metrics_writer is not None:
                     self._metrics_writer.tend()
-        except BaseException as error:  # noqa: BLE001 - without a clerk the broker would take requests and do nothing
-            self._fail(error)
+        except BaseException as error:  # noqa: BLE001 - without this thread the broker would accept requests and do nothing
+            self._on_error(error)
 
     def _do(self, batch: Batch) -> BatchResult | None:
-        """Do it, however long the ledger is away; None when we must end before."""
+        """Return the result of a batch, however long the ledger is away. None: the broker stops before that."""
         retry_s = FIRST_RETRY_S
-        answer = BatchResult()
-        steps = deque(self._batch_runner.steps(batch, answer))
+        result = BatchResult()
+        steps = deque(self._batch_runner.steps(batch, result))
         while steps:
             try:
                 _advance(steps)
@@ -79,14 +79,14 @@ class LedgerThread:
                     log.warning("The ledger cannot be used; trying again", error=str(error))
                 if isinstance(error, LedgerBusy):
                     with suppress(LedgerError):
-                        self._batch_runner.beat_on()
+                        self._batch_runner.send_heartbeats()
                 self._stopping.wait(retry_s)
                 retry_s = min(retry_s * 2, LONGEST_BUSY_S if isinstance(error, LedgerBusy) else LONGEST_RETRY_S)
-        return answer
+        return result
 
 
 def _advance(steps: deque[Step]) -> None:
-    """Do the first step, or put smaller ones in its place if a lock or a value of it is in the way."""
+    """Do the first step, or replace it by smaller ones if a lock or a value is in its way."""
     smaller: Sequence[Step] = ()
     try:
         steps[0].do()

@@ -22,12 +22,12 @@ class MmiAnswers:
         self._ledger = ledger
         self._settings = settings
 
-    def answer(self, question: MmiQuery) -> list[bytes]:
-        match question.name:
+    def answer(self, query: MmiQuery) -> list[bytes]:
+        match query.name:
             case "mmi.service":
-                return [self._service(question.body[0])]
+                return [self._service(query.body[0])]
             case "mmi.status":
-                return self._status(question.body[0])
+                return self._status(query.body[0])
             case "mmi.list":
                 return [protocol.OK, write_map({"services": self._services()})]
             case "mmi.workers":

@@ -12,9 +12,9 @@ from unstuck.logs import logger
 from unstuck.mdp.broker.backlog import Backlog
 from unstuck.mdp.broker.batch import Batch, WorkerDeath, WorkerTurn
 from unstuck.mdp.broker.deferred import Deferred
-from unstuck.mdp.broker.handed_out import Abandoned, HandedOut
+from unstuck.mdp.broker.handed_out import AbandonedWorker, HandedOut
 from unstuck.mdp.broker.notifications import Notifications, Subscriptions
-from unstuck.mdp.broker.peer_limits import ReturnedJobs, Visits
+from unstuck.mdp.broker.peer_limits import ReadyLimit, ReturnedJobs
 from unstuck.mdp.broker.request_addresses import new_key
 from unstuck.mdp.broker.requests import RequestTable
 from unstuck.mdp.broker.worker_table import ConnectedWorker, WorkerTable
@@ -61,9 +61,9 @@ class Outbox:
         self,
         settings: MdpSettings,
         new_id: Callable[[], str],
-        wall: Callable[[], float],
+        wall_clock: Callable[[], float],
         handed: HandedOut | None = None,
-        find_abandoned: Callable[[], Iterable[Abandoned]] = tuple,
+        find_abandoned: Callable[[], Iterable[AbandonedWorker]] = tuple,
         dropped: DroppedMessages | None = None,
         new_key: Callable[[], str] = new_key,
     ) -> None:
@@ -76,29 +76,29 @@ class Outbox:
         self._new_id = new_id
         self._new_key = new_key
         self._run_id = new_id()
-        self._asked = 0
-        self._wall = wall
+        self._request_count = 0
+        self._wall_clock = wall_clock
         self.workers = WorkerTable()
         self.requests = RequestTable()
-        self.listeners = Subscriptions()
-        self.notices = Notifications(settings.crash_notification_delay_ms / 1000)
+        self.subscriptions = Subscriptions()
+        self.notifications = Notifications(settings.crash_notification_delay_ms / 1000)
         self.tasks: dict[str, TaskRecord] = {}
         self.dropped = dropped or DroppedMessages()
         self._batch = Batch()
         self._backlog = Backlog()
         self._find_abandoned = find_abandoned
-        self._left_at_work: list[tuple[float, Abandoned]] = []
+        self._left_working: list[tuple[float, AbandonedWorker]] = []
         """Old workers that had a request when their broker died, and since when we know that."""
         self.all_have_spoken = False
         """Every peer that is connected has said something, so that none of them is silent because it works."""
-        self._handed = handed or HandedOut()
-        self._visits = Visits()
+        self._handed_out = handed or HandedOut()
+        self._ready_limit = ReadyLimit()
         self._deferred = Deferred()
-        self._blameless = ReturnedJobs()
-        self._sent_away: set[bytes] = set()
+        self._returned_jobs = ReturnedJobs()
+        self._unknown_heartbeats: set[bytes] = set()
         """Strangers that beat since the last tick, and were sent away for it."""
-        self._under_way: Batch | None = None
-        self._ordered_s = float("inf")
+        self._in_flight: Batch | None = None
+        self._batch_sent_s = float("inf")
         """When that was sent."""
         self._sends: list[Send] = []
         self._departed: dict[str, WorkerDeath | None] = {}
@@ -109,10 +109,10 @@ class Outbox:
         """Clients that went while what they asked for was on its way to the ledger."""
         self._gather_until_s: float | None = None
         """Until then more is gathered for the next order."""
-        self._pulsed_s = 0.0
+        self._heartbeat_s = 0.0
         self._closing = False
 
-    def _pulse(self, worker: ConnectedWorker) -> RemoteHeartbeat:
+    def _heartbeat_of(self, worker: ConnectedWorker) -> RemoteHeartbeat:
         settled, worker.settled = worker.settled, 0
         return RemoteHeartbeat(worker.worker_id, running=int(worker.assignment is not None), settled=settled)
 
@@ -123,8 +123,8 @@ class Outbox:
     def _worker_turn(self, worker_id: str) -> WorkerTurn:
         return self._batch.worker_turns.setdefault(worker_id, WorkerTurn())
 
-    def _tell(self, worker: ConnectedWorker, message: list[bytes], now_s: float) -> None:
-        worker.told_s = now_s
+    def _send_to_worker(self, worker: ConnectedWorker, message: list[bytes], now_s: float) -> None:
+        worker.sent_s = now_s
         self._send(worker.identity, message)
 
     def _send(self, to: bytes, message: list[bytes]) -> None:

@@ -2,7 +2,7 @@
 
 READY_BURST = 30.0
 READY_PER_S = 1.0
-"""How often one peer may come: that often at once, then so often per second."""
+"""READY messages of one peer: how many at once, and how many per second after that."""
 MAX_PEERS = 10_000
 
 FIRST_DELAY_S = 0.1
@@ -10,12 +10,12 @@ LONGEST_DELAY_S = 60.0
 MAX_JOBS = 10_000
 
 
-class Visits:
-    """Count how often each peer says READY."""
+class ReadyLimit:
+    """Limit how often each peer says READY, by a token bucket."""
 
     def __init__(self) -> None:
         self._left: dict[bytes, tuple[float, float]] = {}
-        """How many more times it may, as of when. Those that came longest ago are first."""
+        """By peer: its tokens, and when they were counted. The peers that came longest ago are first."""
 
     def allow(self, identity: bytes, now_s: float) -> bool:
         left, at_s = self._left.pop(identity, (READY_BURST, now_s))
@@ -28,7 +28,7 @@ class Visits:
 
 
 class ReturnedJobs:
-    """Remember jobs that went back because their workers broke the protocol, so that each time they wait longer."""
+    """Jobs that were released because their workers broke the protocol. Each time they wait longer."""
 
     def __init__(self) -> None:
         self._times: dict[int, int] = {}
@@ -36,7 +36,7 @@ class ReturnedJobs:
     def next_delay_s(self, job_id: int) -> float:
         times = self._times.pop(job_id, 0)
         if len(self._times) >= MAX_JOBS:
-            # Those that went back longest ago are first.
+            # The one that was released longest ago is first.
             del self._times[next(iter(self._times))]
         self._times[job_id] = times + 1
         return float(min(FIRST_DELAY_S * 2.0 ** min(times, 20), LONGEST_DELAY_S))

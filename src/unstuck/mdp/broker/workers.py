@@ -12,7 +12,7 @@ from unstuck.domain.states import JobState
 from unstuck.ledger.contract.workers import Success
 from unstuck.mdp import protocol
 from unstuck.mdp.broker import jobs
-from unstuck.mdp.broker.batch import GONE, HeldClaim, Late, Registration, ResumedWorker, WorkerDeath
+from unstuck.mdp.broker.batch import GONE, HeldClaim, LateReply, Registration, ResumedWorker, WorkerDeath
 from unstuck.mdp.broker.handed_out import mark_of
 from unstuck.mdp.broker.prefetch import Prefetch
 from unstuck.mdp.broker.request_addresses import Address, key_of, owner_of, read_address
@@ -36,8 +36,8 @@ COUNTED = {
 
 
 class WorkerSide(Prefetch):
-    def _on_word(self, worker: ConnectedWorker, message: protocol.Message) -> None:
-        if worker.holding is not None and not worker.is_registered:
+    def _on_worker_message(self, worker: ConnectedWorker, message: protocol.Message) -> None:
+        if worker.held_address is not None and not worker.is_registered:
             # Whose job it is will be known in a moment.
             if isinstance(message, protocol.Reply | protocol.WorkerSignal) and len(worker.early_messages) < MAX_EARLY:
                 worker.early_messages.append(message)
@@ -58,14 +58,14 @@ class WorkerSide(Prefetch):
             self.dropped.add(why)
             self._send(identity, protocol.disconnect())
             if known is not None:
-                self._expel(known, why)
+                self._end_for_violation(known, why)
             return
-        if not self._visits.allow(identity, now_s):
+        if not self._ready_limit.allow(identity, now_s):
             self.dropped.add("it said READY too often")
             self._send(identity, protocol.disconnect())
             return
-        self._sent_away.discard(identity)
-        self._has_nothing(identity)
+        self._unknown_heartbeats.discard(identity)
+        self._give_up_abandoned(identity)
         about = read_note(ready.about) or {}
         key = key_of(about.get("instance"))
         if key is not None and self._came_back(key, identity, connection, services, about.get("holding"), now_s):
@@ -92,7 +92,7 @@ class WorkerSide(Prefetch):
         found = read_address(said) if isinstance(said, bytes) else None
         holding = None
         if found is not None:
-            worker.holding = said
+            worker.held_address = said
             if self.workers.by_id(found.worker_id) is None:
                 holding = HeldClaim(found.job_id, found.token, found.worker_id, owner_of(found.key))
         worker.is_unstuck_worker = bool(ready.about)
@@ -123,13 +123,13 @@ class WorkerSide(Prefetch):
         self._declare_dead(known, "it came back without the request that it was given")
         return False
 
-    def _has_nothing(self, identity: bytes) -> None:
+    def _give_up_abandoned(self, identity: bytes) -> None:
         """Give up what a worker had when its broker died: it came back to the same address under its own routing id and
         said READY, so it is at work on nothing. A reply that it sent before has come already."""
-        mark = mark_of(identity) if self._left_at_work else b""
-        back = [pair for pair in self._left_at_work if mark and pair[1].is_near and pair[1].mark == mark]
+        mark = mark_of(identity) if self._left_working else b""
+        back = [pair for pair in self._left_working if mark and pair[1].is_same_address and pair[1].mark == mark]
         for pair in back:
-            self._left_at_work.remove(pair)
+            self._left_working.remove(pair)
             self._backlog.abandoned.append(replace(pair[1], is_given_up=True))
 
     def _registered(self, registration: Registration, resumed: ResumedWorker | None, now_s: float) -> None:
@@ -141,29 +141,29 @@ class WorkerSide(Prefetch):
                 self._backlog.report_death(WorkerDeath(resumed.worker_id, Detector.CONNECTION, GONE, job_id))
             return
         if resumed is not None:
-            held = None if registration.holding is None else read_address(worker.holding or b"")
+            held = None if registration.held_claim is None else read_address(worker.held_address or b"")
             # The row has the digest of the key that it came back with.
             self.workers.rename(worker, resumed.worker_id, worker.key if held is None else held.key)
-            if resumed.job is not None and worker.holding is not None:
-                worker.assignment = Assignment(resumed.job, worker.holding, resumed.job.task, now_s)
-                worker.holding = None
+            if resumed.job is not None and worker.held_address is not None:
+                worker.assignment = Assignment(resumed.job, worker.held_address, resumed.job.task, now_s)
+                worker.held_address = None
                 self._held_here(resumed.job)
         worker.is_registered = True
         if not worker.is_unstuck_worker:
             # Ours say themselves what they have.
-            self._handed.add(worker.worker_id, now_s, worker.identity)
+            self._handed_out.add(worker.worker_id, now_s, worker.identity)
         early, worker.early_messages = worker.early_messages, []
         for message in early:
-            self._on_word(worker, message)
+            self._on_worker_message(worker, message)
 
-    def _turn_away(self, registration: Registration, error: str, message: str) -> None:
+    def _refuse(self, registration: Registration, error: str, message: str) -> None:
         self.dropped.add(COUNTED[error])
         if (worker := self.workers.by_id(registration.worker_id)) is not None:
             self.workers.remove(worker)
             about = write_map({"error": error, "message": message}) if worker.is_unstuck_worker else b""
             self._send(worker.identity, protocol.disconnect(about))
 
-    def _on_bye(self, identity: bytes) -> None:
+    def _on_disconnect(self, identity: bytes) -> None:
         worker = self.workers.by_identity(identity)
         if worker is None:
             return
@@ -173,67 +173,72 @@ class WorkerSide(Prefetch):
             self.workers.remove(worker)
             self._remove(worker, None)
 
-    def _on_stranger(self, identity: bytes, message: protocol.Message) -> None:
+    def _on_unknown_worker(self, identity: bytes, message: protocol.Message) -> None:
         """A worker that we do not know: of an earlier broker, or one that we gave up. Its reply may still count.
 
         It is sent away once for all the beats that it sent meanwhile. Were it sent away for each, it could say READY as
         often, which is a violation, and be sent away for that again without end."""
         if isinstance(message, protocol.Heartbeat):
-            if identity in self._sent_away or len(self._sent_away) >= MAX_SENT_AWAY:
+            if identity in self._unknown_heartbeats or len(self._unknown_heartbeats) >= MAX_SENT_AWAY:
                 return
-            self._sent_away.add(identity)
+            self._unknown_heartbeats.add(identity)
         if isinstance(message, protocol.Reply) and (found := read_address(message.address)) is not None:
-            self._hand_in_late(identity, found, message.body)
+            self._add_late_reply(identity, found, message.body)
         self._send(identity, protocol.disconnect())
 
     def _on_reply(self, worker: ConnectedWorker, reply: protocol.Reply) -> None:
-        doing = worker.assignment
-        if reply.address == worker.holding:
+        assignment = worker.assignment
+        if reply.address == worker.held_address:
             self.dropped.add(TOO_LATE)
-            worker.holding = None
+            worker.held_address = None
             return
-        if doing is None or reply.address != doing.address:
+        if assignment is None or reply.address != assignment.address:
             self._on_other_reply(worker, reply)
             return
-        result = jobs.result_of(doing.job, reply.body)
+        result = jobs.result_of(assignment.job, reply.body)
         worker.assignment = None
-        self._handed.take(worker.worker_id)
+        self._handed_out.take(worker.worker_id)
         worker.settled += 1
-        self._worker_turn(worker.worker_id).done.append(Success(doing.job.job_id, doing.job.token, result))
-        self._go_on(worker, doing, worker.seen_s)
+        self._worker_turn(worker.worker_id).done.append(Success(assignment.job.job_id, assignment.job.token, result))
+        self._next_job(worker, assignment, worker.seen_s)
 
     def _on_too_large(self, worker: ConnectedWorker, head: protocol.Frames) -> None:
-        doing = worker.assignment
-        if doing is None or list(head[:4]) != [protocol.EMPTY, protocol.WORKER, protocol.REPLY, doing.address]:
+        assignment = worker.assignment
+        if assignment is None or list(head[:4]) != [
+            protocol.EMPTY,
+            protocol.WORKER,
+            protocol.REPLY,
+            assignment.address,
+        ]:
             self._send(worker.identity, protocol.disconnect())
-            self._expel(worker, "it sent a message that is too large")
+            self._end_for_violation(worker, "it sent a message that is too large")
             return
         worker.assignment = None
-        self._handed.take(worker.worker_id)
-        self._worker_turn(worker.worker_id).endings.append(conclude(doing.attempt(), NotStorable(REPLY_TOO_LARGE)))
-        self.requests.look_soon(doing.job.job_id, worker.seen_s, tried=True)
-        self._go_on(worker, doing, worker.seen_s)
+        self._handed_out.take(worker.worker_id)
+        self._worker_turn(worker.worker_id).endings.append(conclude(assignment.attempt(), NotStorable(REPLY_TOO_LARGE)))
+        self.requests.poll_soon(assignment.job.job_id, worker.seen_s, tried=True)
+        self._next_job(worker, assignment, worker.seen_s)
 
     def _on_other_reply(self, worker: ConnectedWorker, reply: protocol.Reply) -> None:
         """A reply to something else than it was asked: of an earlier connection, or of nothing that we know."""
         if (found := read_address(reply.address)) is not None:
-            is_genuine = self._hand_in_late(worker.identity, found, reply.body)
+            is_genuine = self._add_late_reply(worker.identity, found, reply.body)
             if is_genuine and worker.is_unstuck_worker and found.key == worker.key:
                 # It hands in again what it does not know to have arrived.
                 return
         self.dropped.add("a reply to something else")
         self._send(worker.identity, protocol.disconnect())
-        self._expel(worker, "it replied to something that it was not asked")
+        self._end_for_violation(worker, "it replied to something that it was not asked")
 
-    def _hand_in_late(self, sender: bytes, found: Address, body: tuple[bytes, ...]) -> bool:
+    def _add_late_reply(self, sender: bytes, found: Address, body: tuple[bytes, ...]) -> bool:
         """Let the ledger say whether its token still stands; return False if it has not the key of its worker."""
         worker = self.workers.by_id(found.worker_id)
         if worker is not None and worker.key != found.key:
             self.dropped.add(FORGED)
             return False
         result = pack_frames(body) if found.framed else jobs.json_of(body)
-        late = Late(Success(found.job_id, found.token, result), owner_of(found.key), sender)
-        if not self._backlog.hand_in_late(found.worker_id, late):
+        late = LateReply(Success(found.job_id, found.token, result), owner_of(found.key), sender)
+        if not self._backlog.add_late_reply(found.worker_id, late):
             self.dropped.add("a reply to something else, when too many waited")
         return True
 
@@ -242,54 +247,54 @@ class WorkerSide(Prefetch):
         self.dropped.add(FORGED)
         if (worker := self.workers.by_identity(sender)) is not None:
             self._send(sender, protocol.disconnect())
-            self._expel(worker, "it replied in the name of another worker")
+            self._end_for_violation(worker, "it replied in the name of another worker")
 
     def _on_signal(self, worker: ConnectedWorker, sign: protocol.WorkerSignal) -> None:
         """PROCESSES says how far it is; FINISHED with an error of our own worker is the end of this try, else its reply
         follows."""
-        doing = worker.assignment
+        assignment = worker.assignment
         if sign.command == protocol.PROCESSES:
             about = read_note(sign.about) or {}
             if about.get("draining") is True:
-                worker.is_draining = worker.draining = True
-            if doing is not None and sign.address == doing.address:
-                for worker_id, note in progress_of(worker.worker_id, doing, about, self._wall()):
-                    self._backlog.note(worker_id, note)
+                worker.is_draining = worker.announced_draining = True
+            if assignment is not None and sign.address == assignment.address:
+                for worker_id, note in progress_of(worker.worker_id, assignment, about, self._wall_clock()):
+                    self._backlog.add_progress(worker_id, note)
             return
-        if sign.address == worker.holding and jobs.raised_in(sign.about) is not None:
-            worker.holding = None
+        if sign.address == worker.held_address and jobs.raised_in(sign.about) is not None:
+            worker.held_address = None
             return
-        raised = jobs.raised_in(sign.about) if doing is not None and sign.address == doing.address else None
-        if doing is None or raised is None:
+        raised = jobs.raised_in(sign.about) if assignment is not None and sign.address == assignment.address else None
+        if assignment is None or raised is None:
             return
         worker.assignment = None
-        self._worker_turn(worker.worker_id).endings.append(jobs.failed(doing.attempt(), raised))
-        self.requests.look_soon(doing.job.job_id, worker.seen_s, tried=True)
-        self._go_on(worker, doing, worker.seen_s)
+        self._worker_turn(worker.worker_id).endings.append(jobs.failed(assignment.attempt(), raised))
+        self.requests.poll_soon(assignment.job.job_id, worker.seen_s, tried=True)
+        self._next_job(worker, assignment, worker.seen_s)
 
     def _declare_dead(self, worker: ConnectedWorker, evidence: str, detector: Detector = Detector.CONNECTION) -> None:
         self.workers.remove(worker)
-        doing = None if worker.assignment is None else worker.assignment.job.job_id
-        self._remove(worker, WorkerDeath(worker.worker_id, detector, evidence, doing))
+        assignment = None if worker.assignment is None else worker.assignment.job.job_id
+        self._remove(worker, WorkerDeath(worker.worker_id, detector, evidence, assignment))
 
-    def _expel(self, worker: ConnectedWorker, why: str) -> None:
+    def _end_for_violation(self, worker: ConnectedWorker, why: str) -> None:
         """End a peer that broke the protocol. Its job is not to blame: if it may run again, it goes back without a
         charge, and waits a little longer each time, as the next worker may be of the same kind."""
         evidence = f"it broke the protocol: {why}"
-        if (doing := worker.assignment) is not None:
-            job_id = doing.job.job_id
-            ending = conclude(doing.attempt(), Died(f"its worker was sent away: {evidence}", counts=False))
+        if (assignment := worker.assignment) is not None:
+            job_id = assignment.job.job_id
+            ending = conclude(assignment.attempt(), Died(f"its worker was sent away: {evidence}", counts=False))
             if ending.state is JobState.PENDING:
-                ending = msgspec.structs.replace(ending, delay_s=self._blameless.next_delay_s(job_id))
+                ending = msgspec.structs.replace(ending, delay_s=self._returned_jobs.next_delay_s(job_id))
             self._worker_turn(worker.worker_id).endings.append(ending)
         self._declare_dead(worker, evidence)
 
     def _remove(self, worker: ConnectedWorker, death: WorkerDeath | None) -> None:
-        if self._backlog.unborn(worker.worker_id):
+        if self._backlog.withdraw_registration(worker.worker_id):
             return
-        self._handed.remove(worker.worker_id, worker.seen_s)
+        self._handed_out.remove(worker.worker_id, worker.seen_s)
         self._clear_prefetched(worker, worker.seen_s)
-        if worker.asking:
+        if worker.is_claiming:
             self._departed[worker.worker_id] = death
         elif death is None:
             self._backlog.retire(worker.worker_id)
@@ -299,7 +304,7 @@ class WorkerSide(Prefetch):
     def _disconnect_dead(self, worker: ConnectedWorker) -> None:
         """The ledger took it for dead: whatever it holds is somebody else's, and it must come anew."""
         self.workers.remove(worker)
-        self._handed.remove(worker.worker_id, worker.seen_s)
+        self._handed_out.remove(worker.worker_id, worker.seen_s)
         self._backlog.retire(worker.worker_id)
         self._send(worker.identity, protocol.disconnect())
 
