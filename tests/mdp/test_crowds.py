@@ -216,4 +216,4 @@ def test_names_that_came_and_went_are_only_looked_up() -> None:
     order = core.take_batch()
     assert order is not None
     assert (order.registrations, order.deaths, len(order.withdrawn)) == ([], [], PORTION)
-    assert core._backlog.withdrawn == MAX_WITHDRAWN - PORTION
+    assert core.outbox.backlog.withdrawn == MAX_WITHDRAWN - PORTION

@@ -399,8 +399,7 @@ def test_what_an_old_worker_had_in_hand_is_given_up_when_all_peers_have_spoken_o
     told: list[tuple[bool, float]] = []
     for half in range(1, 60):
         now_s = half / 2
-        core.all_have_spoken = have_spoken
-        core.on_tick(now_s)
+        core.on_tick(now_s, all_have_spoken=have_spoken)
         while (batch := core.take_batch(now_s)) is not None:
             told += [(one.is_given_up, now_s) for one in batch.abandoned]
             core.on_batch_done(BatchResult(), now_s)

@@ -57,7 +57,7 @@ class PendingJob:
     held_elsewhere: bool = False
     """A worker of another interface had it at the last poll. It cannot expire, however long it takes."""
     attempt: int = 0
-    told: set[tuple[int, bytes]] = field(default_factory=set)
+    notified: set[tuple[int, bytes]] = field(default_factory=set)
     """Attempts and commands that the client was notified of."""
 
 
@@ -80,21 +80,21 @@ class RequestTable:
         """Count accepted calls of a client before they are stored."""
         self._open[client] += calls
 
-    def add(self, waiting: PendingJob) -> None:
-        several = self._jobs.setdefault(waiting.job_id, [])
-        several.append(waiting)
-        self._of_client.setdefault(waiting.request.client, set()).add(waiting.job_id)
+    def add(self, pending: PendingJob) -> None:
+        several = self._jobs.setdefault(pending.job_id, [])
+        several.append(pending)
+        self._of_client.setdefault(pending.request.client, set()).add(pending.job_id)
         if len(several) == 1:
-            heapq.heappush(self._polls, (waiting.since_s + waiting.poll_every_s, waiting.job_id))
+            heapq.heappush(self._polls, (pending.since_s + pending.poll_every_s, pending.job_id))
 
     def of(self, job_id: int) -> list[PendingJob]:
         return self._jobs.get(job_id, [])
 
     def all(self) -> Iterable[PendingJob]:
-        return (waiting for several in self._jobs.values() for waiting in several)
+        return (pending for several in self._jobs.values() for pending in several)
 
     def knows(self, client: bytes, job_id: int) -> bool:
-        waits = any(waiting.request.client == client for waiting in self.of(job_id))
+        waits = any(pending.request.client == client for pending in self.of(job_id))
         return waits or job_id in self._parts.get(client, ())
 
     def keep_part(self, request: ClientRequest, job_id: int) -> None:
@@ -112,27 +112,27 @@ class RequestTable:
     def take(self, job_id: int) -> list[PendingJob]:
         """Remove and return the entries of a job that has ended."""
         several = self._jobs.pop(job_id, [])
-        for waiting in several:
-            self._forget_of(waiting.request.client, job_id)
-            self._less(waiting.request.client)
+        for pending in several:
+            self._forget_of(pending.request.client, job_id)
+            self._less(pending.request.client)
         return several
 
-    def forget_one(self, waiting: PendingJob) -> None:
+    def forget_one(self, pending: PendingJob) -> None:
         """Remove one entry of a job. Others may stay."""
-        left = [one for one in self.of(waiting.job_id) if one is not waiting]
+        left = [one for one in self.of(pending.job_id) if one is not pending]
         if left:
-            self._jobs[waiting.job_id] = left
+            self._jobs[pending.job_id] = left
         else:
-            self._jobs.pop(waiting.job_id, None)
-        if not any(one.request.client == waiting.request.client for one in left):
-            self._forget_of(waiting.request.client, waiting.job_id)
-        self._less(waiting.request.client)
+            self._jobs.pop(pending.job_id, None)
+        if not any(one.request.client == pending.request.client for one in left):
+            self._forget_of(pending.request.client, pending.job_id)
+        self._less(pending.request.client)
 
     def forget(self, client: bytes) -> None:
         """Remove the entries of a client that is gone. Its jobs still run."""
         self._parts.pop(client, None)
         for job_id in self._of_client.pop(client, ()):
-            left = [waiting for waiting in self._jobs[job_id] if waiting.request.client != client]
+            left = [pending for pending in self._jobs[job_id] if pending.request.client != client]
             for _ in range(len(self._jobs[job_id]) - len(left)):
                 self._less(client)
             if left:
@@ -171,12 +171,17 @@ class RequestTable:
     def poll_soon(self, job_id: int, now_s: float, *, tried: bool = False) -> None:
         """Poll a job that left its worker here. `tried`: it was started, so the time until it expires starts again."""
         several = self.of(job_id)
-        for waiting in several:
-            waiting.held_here, waiting.poll_every_s = False, FIRST_POLL_S
+        for pending in several:
+            pending.held_here, pending.poll_every_s = False, FIRST_POLL_S
             if tried:
-                waiting.since_s = now_s
+                pending.since_s = now_s
         if several:
             heapq.heappush(self._polls, (now_s + FIRST_POLL_S, job_id))
+
+    def hold_here(self, job_id: int, attempt: int) -> None:
+        """Note that a worker of this broker has a job."""
+        for pending in self.of(job_id):
+            pending.held_here, pending.attempt = True, attempt
 
     def _forget_of(self, client: bytes, job_id: int) -> None:
         jobs = self._of_client.get(client)

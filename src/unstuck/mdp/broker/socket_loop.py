@@ -292,9 +292,8 @@ class SocketLoop:
         while self._words:
             self._core.on_wakeup(self._words.popleft())
         if now_s >= tick_s:
-            if self._core.awaits_abandoned:
-                self._core.all_have_spoken = self._open <= self._spoken
-            self._core.on_tick(now_s)
+            all_have_spoken = self._core.awaits_abandoned and self._open <= self._spoken
+            self._core.on_tick(now_s, all_have_spoken=all_have_spoken)
         batch = self._core.take_batch(now_s)
         if batch is not None:
             self._batch(batch)

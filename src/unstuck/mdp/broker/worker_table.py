@@ -1,7 +1,7 @@
 """Connected workers, by routing id, connection, key, service and id in the ledger."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,6 +146,19 @@ class WorkerTable:
 
     def serves(self, service: str) -> bool:
         return any(not worker.is_draining for worker in self._by_service.get(service, {}).values())
+
+    def held_by(self, worker_id: str) -> frozenset[tuple[int, int]]:
+        """Return the attempts that a worker holds: (job_id, token)."""
+        worker = self._by_id.get(worker_id)
+        if worker is None or worker.assignment is None:
+            return frozenset()
+        return frozenset((job.job_id, job.token) for job in (worker.assignment.job, *worker.prefetched))
+
+    def wake(self, queues: frozenset[str] | None, queue_of: Callable[[str], str]) -> None:
+        """Let idle workers of these queues claim again; None: of all queues."""
+        for worker in self:
+            if worker.found_nothing and (queues is None or any(queue_of(one) in queues for one in worker.services)):
+                worker.found_nothing = False
 
     def wake_one(self, service: str) -> None:
         """Let one idle worker of a service claim again, since there is a new job."""
