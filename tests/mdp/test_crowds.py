@@ -18,7 +18,7 @@ from tests.support.fleet import wait_for
 from unstuck.config import Settings
 from unstuck.ledger.contract.recovery import WorkerWatch
 from unstuck.ledger.open import ready_ledger
-from unstuck.mdp.broker import batch_runner
+from unstuck.mdp.broker import batch_runner, registrar
 from unstuck.mdp.broker.backlog import LEAST_PORTION, MAX_WITHDRAWN, PORTION
 from unstuck.mdp.broker.batch import Batch, BatchResult
 from unstuck.mdp.broker.core import BrokerCore
@@ -181,7 +181,7 @@ def test_workers_cannot_fill_the_ledger_with_services(
     """Tasks are kept for good, and read by every broker: 90 messages made 81,000 of them."""
     url = request.getfixturevalue("pg_server").new_ledger() if dialect == "postgres" else f"sqlite:///{tmp_path}/l.db"
     settings = Settings(url=url)
-    monkeypatch.setattr(batch_runner, "MAX_KNOWN_SERVICES", 100)
+    monkeypatch.setattr(registrar, "MAX_KNOWN_SERVICES", 100)
     with closing(ready_ledger(settings)) as ledger:
         sitting = batch_runner.BatchRunner(ledger, settings, Reaper(ledger, settings.recovery, by="test"))
         core = BrokerCore(settings.mdp, new_worker_id, time.time)

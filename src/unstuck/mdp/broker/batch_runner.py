@@ -5,42 +5,29 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-import msgspec
-
-from unstuck import host
 from unstuck.config import Settings
 from unstuck.domain.endings import Attempt, Died, Ending, Release, conclude
 from unstuck.domain.liveness import Detector
-from unstuck.domain.policy import decode_policy, encode_policy
+from unstuck.domain.policy import decode_policy
 from unstuck.domain.states import LIVE_STATES, Transport
-from unstuck.errors import LedgerBusy, NameTaken, RefusedValue
+from unstuck.errors import LedgerBusy, RefusedValue
 from unstuck.ledger.contract import Ledger
-from unstuck.ledger.contract.jobs import TaskRecord
 from unstuck.ledger.contract.recovery import WorkerWatch
 from unstuck.ledger.contract.workers import (
-    Claimed,
-    ClaimRequest,
     HeldRecord,
-    NewWorker,
     RemoteHeartbeat,
     ReplyAddress,
     Turn,
-    WorkerRecord,
 )
 from unstuck.logs import logger
-from unstuck.mdp import protocol
-from unstuck.mdp.broker.batch import GONE, Batch, BatchResult, MmiQuery, Registration, ResumedWorker, WorkerDeath
+from unstuck.mdp.broker.batch import GONE, Batch, BatchResult, MmiQuery, Registration, WorkerDeath
 from unstuck.mdp.broker.exchange import Exchanger
 from unstuck.mdp.broker.exchange_parts import Step
 from unstuck.mdp.broker.handed_out import AbandonedWorker
-from unstuck.mdp.broker.jobs import as_task, bare_policy
 from unstuck.mdp.broker.mmi import MmiAnswers
+from unstuck.mdp.broker.registrar import Registrar
 from unstuck.recovery.reap import Reaper
-from unstuck.remote.redelivery import claimed_again
 
-TASKS_EVERY_S = 2.0
-MAX_KNOWN_SERVICES = 10_000
-"""Maximum number of tasks up to which workers may add new services. Tasks are kept forever and read often."""
 WATCH_EVERY_S = 1.0
 """How long one read of all workers is used for deaths. It reads every row, and many deaths take several batches."""
 BY = "broker"
@@ -59,14 +46,9 @@ class BatchRunner:
         self._settings = settings
         self._reaper = reaper
         self._mmi_answers = MmiAnswers(ledger, settings)
-        self._claim_requests: dict[str, ClaimRequest] = {}
-        self._exchanger = Exchanger(ledger, self._claim_requests)
+        self._registrar = Registrar(ledger, settings)
+        self._exchanger = Exchanger(ledger, self._registrar.claim_requests)
         self._wakeups = self._exchanger.wakeups
-        self._bare = encode_policy(bare_policy(settings.mdp.retry_attempts))
-        self._tasks: dict[str, TaskRecord] = {}
-        self._services: set[str] = set()
-        """Names of all tasks, including those that were registered here since they were read."""
-        self._tasks_read_s = float("-inf")
         self._alive: set[str] = set()
         """Workers for which heartbeats are sent."""
         self._watched: dict[str, WorkerWatch] = {}
@@ -87,7 +69,7 @@ class BatchRunner:
         self._replies = {}
         if batch.heartbeats:
             self._alive = {heartbeat.worker_id for heartbeat in batch.heartbeats}
-        steps = [Step(lambda: self._refresh_tasks(batch, result)), *self._registrations(batch, result)]
+        steps = [Step(lambda: self._registrar.refresh_tasks(batch, result)), *self._registrations(batch, result)]
         if any(worker_turn.late_replies for worker_turn in batch.worker_turns.values()):
             steps.append(Step(lambda: self._admit_late(batch, result)))
         steps += self._exchanger.steps(batch, result)
@@ -97,7 +79,7 @@ class BatchRunner:
             # A blocked job is overdue again soon.
             steps.append(Step(lambda: self._expire(batch.overdue, result), lambda _: []))
         if batch.to_poll:
-            steps.append(Step(lambda: self._look_at(batch.to_poll, result)))
+            steps.append(Step(lambda: self._poll(batch.to_poll, result)))
         steps += [Step(partial(self._find_reply_addresses, client, result)) for client in batch.resubscribed]
         steps += [Step(partial(self._ask, query, result)) for query in batch.queries]
         if (again := batch.retried) is not None:
@@ -154,23 +136,20 @@ class BatchRunner:
     def send_heartbeats(self) -> None:
         """Send heartbeats while a lock of another session blocks a batch.
 
-        The order with the next heartbeats waits behind it. Should one of these workers die meanwhile, its death is
-        in that batch too."""
+        The batch with the next heartbeats waits behind it. If one of these workers dies meanwhile, its death is in that
+        batch too."""
         if self._alive:
             self._ledger.record_heartbeats([RemoteHeartbeat(worker_id) for worker_id in sorted(self._alive)])
 
     def close(self) -> None:
         self._wakeups.flush()
 
-    # ------------------------------------------------------------------------------------------
+    # Workers --------------------------------------------------------------------------------------
 
     def _register(self, registration: Registration, batch: Batch, result: BatchResult) -> None:
-        if (resumed := self._resume(registration)) is not None:
-            result.resumed[registration.worker_id] = resumed
-        elif not self._write_registration(registration, result):
-            return
-        self._alive.add(registration.worker_id if resumed is None else resumed.worker_id)
-        batch.registrations.append(registration)
+        if (worker_id := self._registrar.register(registration, result)) is not None:
+            self._alive.add(worker_id)
+            batch.registrations.append(registration)
 
     def _admit_late(self, batch: Batch, result: BatchResult) -> None:
         """Accept late replies only with the key of a Majordomo worker that still holds the attempt. Ids of workers are
@@ -197,7 +176,7 @@ class BatchRunner:
             # Its turn is written first.
             result.deferred.deaths.append(death)
             return
-        self._claim_requests.pop(death.worker_id, None)
+        self._registrar.forget(death.worker_id)
         self._alive.discard(death.worker_id)
         self._reaper.report_death(death.worker_id, death.detector, death.evidence, seen=self._seen(death.worker_id))
         result.deaths.append((death, None if death.job_id is None else self._ledger.job(death.job_id)))
@@ -213,7 +192,7 @@ class BatchRunner:
         return self._watched.get(worker_id)
 
     def _withdraw(self, registration: Registration, result: BatchResult) -> None:
-        if (resumed := self._resume(registration)) is not None:
+        if (resumed := self._registrar.resume(registration)) is not None:
             job_id = None if resumed.job is None else resumed.job.job_id
             self._declare_dead(WorkerDeath(resumed.worker_id, Detector.CONNECTION, GONE, job_id), result)
 
@@ -221,7 +200,7 @@ class BatchRunner:
         if result.deferred.concerns(worker_id):
             result.deferred.retired.append(worker_id)
             return
-        self._claim_requests.pop(worker_id, None)
+        self._registrar.forget(worker_id)
         self._alive.discard(worker_id)
         self._ledger.retire(worker_id)
 
@@ -234,7 +213,7 @@ class BatchRunner:
         waited_s = self._settings.mdp.request_ttl_s
         result.expired = self._ledger.cancel_untaken(free, waited_s, f"{BY}: nobody took it in time")
 
-    def _look_at(self, job_ids: list[int], result: BatchResult) -> None:
+    def _poll(self, job_ids: list[int], result: BatchResult) -> None:
         result.outcomes = self._ledger.outcomes(job_ids)
         ended = {outcome.job_id for outcome in result.outcomes}
         if left := [job_id for job_id in job_ids if job_id not in ended]:
@@ -252,55 +231,6 @@ class BatchRunner:
             self._replies[key] = self._mmi_answers.answer(query)
         result.replies.append((query, self._replies[key]))
 
-    def _refresh_tasks(self, batch: Batch, result: BatchResult) -> None:
-        unknown = any(post.call.job.task not in self._tasks for post in batch.posts)
-        self._read_tasks(result, anew=bool(batch.registrations) or unknown)
-        for place, post in enumerate(batch.posts):
-            task = self._tasks.get(post.call.job.task)
-            if task is not None and (task.queue, task.policy) != (post.call.job.queue, post.call.job.policy):
-                # The task has just become known. Its queue may differ from the name of the service.
-                batch.posts[place] = msgspec.structs.replace(post, call=as_task(post.call, task))
-
-    def _read_tasks(self, result: BatchResult, *, anew: bool) -> None:
-        if anew or time.monotonic() - self._tasks_read_s > TASKS_EVERY_S:
-            result.tasks = {task.name: task for task in self._ledger.tasks()}
-            self._tasks = result.tasks
-            self._services = set(result.tasks)
-            self._tasks_read_s = time.monotonic()
-
-    def _resume(self, registration: Registration) -> ResumedWorker | None:
-        """Return the former id of a worker that came back, and the job that it holds; None for a new worker."""
-        worker = self._former_worker(registration)
-        if worker is None:
-            return None
-        held_claim = registration.held_claim
-        own: Claimed | None = None
-        unknown = []
-        for job in self._ledger.held(worker.id):
-            record = self._ledger.job(job.job_id)
-            if held_claim is None or record is None or (job.job_id, job.token) != (held_claim.job_id, held_claim.token):
-                unknown.append(Release(job.job_id, job.token))
-                continue
-            own = claimed_again(job, record)
-        if unknown:
-            self._ledger.turn(Turn(worker.id, release=tuple(unknown)))
-        self._claim_requests[worker.id] = ClaimRequest(worker.queues, worker.tasks, limit=1, start=1)
-        return ResumedWorker(worker.id, own)
-
-    def _former_worker(self, registration: Registration) -> WorkerRecord | None:
-        if registration.held_claim is not None:
-            worker = self._ledger.remote_worker(registration.held_claim.worker_id)
-        else:
-            worker = self._ledger.remote_worker_named(registration.name) if registration.named else None
-        # A worker with a claim request is connected to this broker now.
-        if worker is None or worker.state not in LIVE_STATES or worker.id in self._claim_requests:
-            return None
-        same = (worker.transport, set(worker.tasks)) == (Transport.MDP, set(registration.services))
-        same = same and worker.owner == (
-            registration.owner if registration.held_claim is None else registration.held_claim.owner
-        )
-        return worker if same and (worker.name == registration.name or not registration.named) else None
-
     def _retire_stale(self, worker_id: str, result: BatchResult) -> None:
         """Release the other jobs of a worker of an earlier broker that sent its reply. They never reached it."""
         if result.deferred.concerns(worker_id):
@@ -317,7 +247,7 @@ class BatchRunner:
             result.deferred.abandoned.append(abandoned)
             return
         worker = self._ledger.remote_worker(abandoned.worker_id)
-        if worker is not None and worker.state in LIVE_STATES and worker.id not in self._claim_requests:
+        if worker is not None and worker.state in LIVE_STATES and worker.id not in self._registrar.claim_requests:
             held = self._ledger.held(worker.id)
             kept = None if abandoned.is_given_up else abandoned.working_on
             left = [job for job in held if (job.job_id, job.token) != kept]
@@ -342,86 +272,7 @@ class BatchRunner:
         if abandoned.is_given_up or not abandoned.may_be_given_up:
             abandoned.record.settled(abandoned.worker_id)
 
-    def _write_registration(self, registration: Registration, result: BatchResult) -> bool:
-        """Register a worker. Return False if it is refused, or if it must be retried."""
-        known = self._services | set(registration.services)
-        if len(known) > max(MAX_KNOWN_SERVICES, len(self._services)):
-            result.refused_registrations.append(
-                (registration, protocol.TOO_MANY_SERVICES, too_many_services(MAX_KNOWN_SERVICES))
-            )
-            return False
-        if registration.named:
-            standing = self._ledger.remote_worker_named(registration.name)
-            if standing is not None and standing.state in LIVE_STATES and standing.id != registration.worker_id:
-                if standing.owner == registration.owner and standing.id in self._claim_requests:
-                    # It came back before the end of its former connection was written.
-                    result.deferred.registrations.append(registration)
-                else:
-                    result.refused_registrations.append(
-                        (registration, protocol.NAME_TAKEN, name_taken(registration.name, standing.id))
-                    )
-                return False
-        try:
-            self._write(registration)
-        except NameTaken:
-            # A Python worker has it.
-            self._claim_requests.pop(registration.worker_id, None)
-            standing_id = self._ledger.living_python_worker(registration.name) or ""
-            result.refused_registrations.append(
-                (registration, protocol.NAME_TAKEN, name_taken(registration.name, standing_id))
-            )
-            return False
-        if registration.named and self._ledger.remote_worker(registration.worker_id) is None:
-            # Another broker was faster.
-            self._claim_requests.pop(registration.worker_id, None)
-            result.refused_registrations.append((registration, protocol.NAME_TAKEN, name_taken(registration.name)))
-            return False
-        return True
-
-    def _write(self, registration: Registration) -> None:
-        # A bare name does not change the policy that another worker registered for the same task.
-        tasks = tuple(self._tasks.get(name) or TaskRecord(name, name, self._bare) for name in registration.services)
-        queues = tuple(dict.fromkeys(task.queue for task in tasks))
-        self._claim_requests[registration.worker_id] = ClaimRequest(queues, registration.services, limit=1, start=1)
-        self._services |= set(registration.services)
-        mdp = self._settings.mdp
-        self._ledger.register(
-            NewWorker(
-                id=registration.worker_id,
-                name=registration.name,
-                host=registration.host or host.hostname(),
-                # It is not a process that can be inspected. Its connection and heartbeats show whether it is alive.
-                pid=0,
-                boot_id=host.boot_id() if self._ledger.single_host else "",
-                pid_namespace="",
-                process_started="",
-                queues=queues,
-                tasks=tasks,
-                concurrency=1,
-                version="",
-                heartbeat_interval_s=mdp.heartbeat_interval_s,
-                suspect_after_s=mdp.heartbeat_timeout_s,
-                running_stale_after_s=mdp.busy_timeout_s,
-                metadata=registration.metadata,
-                transport=Transport.MDP,
-                owner=registration.owner,
-                rules=self._settings.recovery.rules,
-            )
-        )
-
 
 def _lost(job: HeldRecord) -> Ending:
     attempt = Attempt(job.job_id, job.token, decode_policy(job.policy), job.failures, job.crashes, job.cancel_requested)
     return conclude(attempt, Died("its broker died, and no reply of its worker came"))
-
-
-def name_taken(name: str, worker_id: str = "") -> str:
-    who = f" ({worker_id})" if worker_id else ""
-    return f"A worker named {name!r} lives{who}. Choose another name, or stop that worker first."
-
-
-def too_many_services(most: int) -> str:
-    return (
-        f"The ledger knows {most:,} tasks or more, and takes no new service over ZeroMQ. Serve known ones, and put "
-        "what differs between them into the body."
-    )
