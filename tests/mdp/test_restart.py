@@ -668,7 +668,7 @@ def test_a_socket_that_holds_too_much_begins_afresh_and_all_go_on(
 
 
 def test_whoever_wakes_a_loop_that_is_closed_writes_into_nobody_elses_file() -> None:
-    """A clerk that the ledger kept waiting, or a second signal: the number is another file's by then."""
+    """The ledger thread after an outage, or a second signal: another file has the descriptor by then."""
     settings = MdpSettings()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -677,7 +677,7 @@ def test_whoever_wakes_a_loop_that_is_closed_writes_into_nobody_elses_file() -> 
         loop = SocketLoop(router, watch_connections(router), core, print, settings)
         loop.close()
         theirs = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(50)]
-        loop.answered(BatchResult())
+        loop.on_batch_done(BatchResult())
         loop.stop()
         for fd in theirs:
             with pytest.raises(BlockingIOError):

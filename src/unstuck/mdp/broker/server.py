@@ -22,8 +22,9 @@ from unstuck.mdp.broker.batch_runner import BY, BatchRunner
 from unstuck.mdp.broker.core import BrokerCore
 from unstuck.mdp.broker.handed_out import DeadBrokers, HandedOut, digest_of
 from unstuck.mdp.broker.ledger_thread import LedgerThread
+from unstuck.mdp.broker.memory_watch import release_memory
 from unstuck.mdp.broker.outbox import DroppedMessages
-from unstuck.mdp.broker.socket_loop import SocketLoop, give_back, open_router, watch_connections
+from unstuck.mdp.broker.socket_loop import SocketLoop, open_router, watch_connections
 from unstuck.mdp.curve import check_place, secured
 from unstuck.metrics.counters import Counters
 from unstuck.notify.wakeups import WakeupListener
@@ -87,7 +88,7 @@ def run_broker(settings: Settings, ready: Callable[[str], None]) -> None:
             # Further sockets have the address of the first, to which peers reconnect.
             place = replace(settings, mdp=replace(settings.mdp, bind=address or settings.mdp.bind))
             _serve(place, ledger, counters, end, bound, metrics_writer, schedules)
-            give_back()
+            release_memory()
 
 
 def _start_reaper(
@@ -140,12 +141,12 @@ def _serve(
         )
         loop = SocketLoop(router, monitor, core, lambda batch: ledger_thread.send(batch), settings.mdp)
         stack.callback(loop.close)
-        ledger_thread = LedgerThread(batch_runner, loop.answered, loop.failed, metrics_writer)
+        ledger_thread = LedgerThread(batch_runner, loop.on_batch_done, loop.on_error, metrics_writer)
         ledger_thread.start()
 
-        def heard(words: frozenset[str]) -> None:
-            schedules.heard(words)
-            loop.heard(words)
+        def heard(topics: frozenset[str]) -> None:
+            schedules.heard(topics)
+            loop.on_wakeup(topics)
 
         listener = WakeupListener(lambda: ledger, heard, lambda: schedules.kick())
         listener.start()
@@ -155,7 +156,7 @@ def _serve(
         if end.is_asked:
             loop.stop()
         loop.run()
-        if loop.is_too_heavy:
+        if loop.is_over_memory:
             log.warning(
                 "The socket holds more than it may, and begins afresh. Peers that share a routing id, or never end a "
                 "message, leave what they said in it",
