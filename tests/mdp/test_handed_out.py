@@ -1,9 +1,17 @@
 """What a broker notes of its old workers is read when it is dead, and only then."""
 
+import itertools
 import os
 from pathlib import Path
 
+import cbor2
+from tests.mdp.broker import READY
+from tests.mdp.fake_ledger import FakeLedger
+
+from unstuck.config import MdpSettings
+from unstuck.mdp.broker.core import BrokerCore
 from unstuck.mdp.broker.handed_out import PREFIX, DeadBrokers, HandedOut, digest_of, find_abandoned
+from unstuck.mdp.protocol import FINISHED
 
 DIGEST = digest_of("sqlite:///ledger.db")
 
@@ -87,6 +95,22 @@ def test_a_broker_that_dies_before_all_is_settled_leaves_it_to_the_next(tmp_path
     again = find_abandoned(tmp_path, DIGEST)
     assert [one.worker_id for one in again] == ["a", "b"]
     os.close(again[0].record.fd)
+
+
+def test_a_worker_that_reported_an_error_has_no_request_any_more(tmp_path: Path) -> None:
+    handed, ledger, numbers = HandedOut.create(tmp_path, DIGEST), FakeLedger(), itertools.count(1)
+    core = BrokerCore(MdpSettings(), lambda: f"id{next(numbers)}", lambda: 0.0, handed)
+    core.on_message(b"worker", [b"", b"MDPW01", READY, b"echo"], 3, 0.0)
+    core.on_message(b"client", [b"", b"MDPC01", b"echo", b"x"], None, 0.0)
+    while (batch := core.take_batch()) is not None:
+        core.on_batch_done(ledger.do(batch), 0.0)
+    (address,) = [frames[3] for to, frames in core.take_sends() if to == b"worker"]
+    error = cbor2.dumps({"error": "ValueError", "message": "no", "traceback": ""})
+    core.on_message(b"worker", [b"", b"MDPW01", FINISHED, address, error], None, 0.0)
+    kill(handed)
+    [found] = find_abandoned(tmp_path, DIGEST)
+    assert found.working_on is None
+    found.record.close()
 
 
 def test_files_that_no_broker_wrote_are_left_alone(tmp_path: Path) -> None:

@@ -297,7 +297,7 @@ class WorkerSide:
         raised = jobs.raised_in(signal.about) if done is not None and signal.address == done.address else None
         if done is None or raised is None:
             return
-        worker.assignment = None
+        self._dispatcher.finish(worker)
         self._outbox.worker_turn(worker.worker_id).endings.append(jobs.failed(done.attempt(), raised))
         self._requests.poll_soon(done.job.job_id, worker.seen_s, tried=True)
         self._dispatcher.assign_next(worker, done, worker.seen_s)
