@@ -69,7 +69,10 @@ class BatchRunner:
         self._replies = {}
         if batch.heartbeats:
             self._alive = {heartbeat.worker_id for heartbeat in batch.heartbeats}
-        steps = [Step(lambda: self._registrar.refresh_tasks(batch, result)), *self._registrations(batch, result)]
+        # Asked before the steps take the registrations out of the batch.
+        registers = bool(batch.registrations)
+        steps = [Step(lambda: self._registrar.refresh_tasks(batch, result, registers=registers))]
+        steps += self._registrations(batch, result)
         if any(worker_turn.late_replies for worker_turn in batch.worker_turns.values()):
             steps.append(Step(lambda: self._admit_late(batch, result)))
         steps += self._exchanger.steps(batch, result)
@@ -88,7 +91,7 @@ class BatchRunner:
             steps += self._exchanger.steps_again(again, late)
             steps += self._ends(again, late)
             steps += self._takeovers(again, late)
-        if batch.registrations or batch.deaths or batch.stale_registrations or batch.retired:
+        if registers or batch.deaths or batch.stale_registrations or batch.retired:
             steps.append(Step(lambda: self._wakeups.send({"workers"})))
         return steps
 

@@ -37,17 +37,18 @@ class Registrar:
         """Names of all tasks, including those that were registered here since they were read."""
         self._tasks_read_s = float("-inf")
 
-    def refresh_tasks(self, batch: Batch, result: BatchResult) -> None:
+    def refresh_tasks(self, batch: Batch, result: BatchResult, *, registers: bool) -> None:
+        """Read the tasks if they are old, if a request is for an unknown one, or if workers are to be registered."""
         unknown = any(post.call.job.task not in self._tasks for post in batch.posts)
-        self._read_tasks(result, anew=bool(batch.registrations) or unknown)
+        self._read_tasks(result, is_needed=registers or unknown)
         for place, post in enumerate(batch.posts):
             task = self._tasks.get(post.call.job.task)
             if task is not None and (task.queue, task.policy) != (post.call.job.queue, post.call.job.policy):
                 # The task has just become known. Its queue may differ from the name of the service.
                 batch.posts[place] = msgspec.structs.replace(post, call=as_task(post.call, task))
 
-    def _read_tasks(self, result: BatchResult, *, anew: bool) -> None:
-        if anew or time.monotonic() - self._tasks_read_s > TASKS_EVERY_S:
+    def _read_tasks(self, result: BatchResult, *, is_needed: bool) -> None:
+        if is_needed or time.monotonic() - self._tasks_read_s > TASKS_EVERY_S:
             result.tasks = {task.name: task for task in self._ledger.tasks()}
             self._tasks = result.tasks
             self._services = set(result.tasks)
