@@ -244,27 +244,27 @@ class Exchanger:
             answered=tuple(part.answered),
         )
         try:
-            said = self._ledger.exchange(exchange)
+            answer = self._ledger.exchange(exchange)
         except UncertainCommit:
             if part.posts:
                 raise
             # Heartbeats and reply addresses may be written twice. Turns are compared with the held jobs.
             beats = self._ledger.exchange(msgspec.structs.replace(exchange, turns=())).heartbeats
-            said = ExchangeAnswer(turns=None, heartbeats=beats)
-        self._apply_stored(part, result, said)
-        self._apply_turns(turns, result, said.turns)
+            answer = ExchangeAnswer(turns=None, heartbeats=beats)
+        self._apply_stored(part, result, answer)
+        self._apply_turns(turns, result, answer.turns)
         result.heartbeat_answers |= {
-            heartbeat.worker_id: beat for heartbeat, beat in zip(part.heartbeats, said.heartbeats, strict=True)
+            heartbeat.worker_id: beat for heartbeat, beat in zip(part.heartbeats, answer.heartbeats, strict=True)
         }
 
-    def _apply_stored(self, part: Part, result: BatchResult, said: ExchangeAnswer) -> None:
+    def _apply_stored(self, part: Part, result: BatchResult, answer: ExchangeAnswer) -> None:
         if not part.posts:
             return
         told = [post for post in part.posts if post.reply_address is not None]
         warnings = self._no_worker_check.warnings([post.call.job for post in told]) if told else []
         unserved = {id(post) for post, warning in zip(told, warnings, strict=True) if warning is not None}
-        plain, once = iter(said.enqueued), iter(said.once)
-        taken = {claimed.job_id for turn in said.turns or () for claimed in turn.claimed}
+        plain, once = iter(answer.enqueued), iter(answer.once)
+        taken = {claimed.job_id for turn in answer.turns or () for claimed in turn.claimed}
         topics = set()
         for post in part.posts:
             found = next(plain) if post.call.key is None else next(once)
@@ -277,10 +277,10 @@ class Exchanger:
         if topics:
             self.wakeups.send(topics)
 
-    def _apply_turns(self, turns: list[Turn], result: BatchResult, said: tuple[TurnAnswer, ...] | None) -> None:
-        if said is None:
-            said = tuple(self._recover_lost_answer(turn) for turn in turns)
-        for turn, one in zip(turns, said, strict=True):
+    def _apply_turns(self, turns: list[Turn], result: BatchResult, answer: tuple[TurnAnswer, ...] | None) -> None:
+        if answer is None:
+            answer = tuple(self._recover_lost_answer(turn) for turn in turns)
+        for turn, one in zip(turns, answer, strict=True):
             if not one.alive:
                 result.gone.add(turn.worker_id)
                 continue

@@ -102,11 +102,11 @@ class HandedOut:
     def add(self, worker_id: str, now_s: float, identity: bytes = b"") -> None:
         """Start the slot of an old worker, which has no request yet."""
         at = self._free_slot(now_s)
-        said = worker_id.encode()
-        if self._memory is None or at is None or len(said) > _WORKER_BYTES:
+        encoded = worker_id.encode()
+        if self._memory is None or at is None or len(encoded) > _WORKER_BYTES:
             return
         self._slots[worker_id] = at
-        self._memory[at + _WORKER : at + _IDENTITY] = said.ljust(_WORKER_BYTES, b"\0")
+        self._memory[at + _WORKER : at + _IDENTITY] = encoded.ljust(_WORKER_BYTES, b"\0")
         self._memory[at + _IDENTITY : at + _SLOT_BYTES] = mark_of(identity).ljust(_IDENTITY_BYTES, b"\0")
         self._mark(at, _IDLE)
 
@@ -257,18 +257,18 @@ def _locked(path: Path) -> int:
 
 def _abandoned_in(path: Path, address: str) -> list[AbandonedWorker]:
     fd = _locked(path)
-    said = os.pread(fd, _SIZE_BYTES, 0)
-    is_same_address = said[:_HEAD_BYTES] == _head_of(address)
+    data = os.pread(fd, _SIZE_BYTES, 0)
+    is_same_address = data[:_HEAD_BYTES] == _head_of(address)
     record = DeadBrokerRecord(path, fd)
     found = []
-    for at in range(_HEAD_BYTES, len(said), _SLOT_BYTES):
-        (state,) = _I64.unpack_from(said, at + _STATE)
+    for at in range(_HEAD_BYTES, len(data), _SLOT_BYTES):
+        (state,) = _I64.unpack_from(data, at + _STATE)
         if state not in (_IDLE, _WORKING, _WORKING_QUICKLY):
             # The broker was killed in the middle of a change, so the request is unknown.
             continue
-        worker_id = said[at + _WORKER : at + _IDENTITY].rstrip(b"\0").decode("ascii", "replace")
-        mark = said[at + _IDENTITY : at + _SLOT_BYTES]
-        (job_id,), (token,) = _I64.unpack_from(said, at + _JOB), _I64.unpack_from(said, at + _TOKEN)
+        worker_id = data[at + _WORKER : at + _IDENTITY].rstrip(b"\0").decode("ascii", "replace")
+        mark = data[at + _IDENTITY : at + _SLOT_BYTES]
+        (job_id,), (token,) = _I64.unpack_from(data, at + _JOB), _I64.unpack_from(data, at + _TOKEN)
         working_on = None if state == _IDLE else (job_id, token)
         found.append(AbandonedWorker(worker_id, working_on, record, state == _WORKING_QUICKLY, is_same_address, mark))
     record.unsettled |= {one.worker_id for one in found}

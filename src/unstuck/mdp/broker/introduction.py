@@ -41,8 +41,8 @@ def read_introduction(ready: protocol.Ready) -> Introduction:
     )
 
 
-def _text(said: object) -> str:
-    return storable_text(said, MAX_NAME_CHARS) if isinstance(said, str) else ""
+def _text(value: object) -> str:
+    return storable_text(value, MAX_NAME_CHARS) if isinstance(value, str) else ""
 
 
 def _storable(metadata: object) -> dict[str, Any]:

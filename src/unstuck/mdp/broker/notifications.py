@@ -227,5 +227,5 @@ class Notifications:
 
 def _with_request_id(notification: PendingNotification) -> dict[str, Any]:
     """Return the map with the id of its request, for a message about several requests."""
-    said = read_note(notification.correlation) if notification.correlation else None
-    return notification.map if said is None or "id" not in said else {**notification.map, "id": said["id"]}
+    fields = read_note(notification.correlation) if notification.correlation else None
+    return notification.map if fields is None or "id" not in fields else {**notification.map, "id": fields["id"]}

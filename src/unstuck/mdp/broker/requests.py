@@ -114,7 +114,7 @@ class RequestTable:
         several = self._jobs.pop(job_id, [])
         for pending in several:
             self._forget_of(pending.request.client, job_id)
-            self._less(pending.request.client)
+            self._count_down(pending.request.client)
         return several
 
     def forget_one(self, pending: PendingJob) -> None:
@@ -126,7 +126,7 @@ class RequestTable:
             self._jobs.pop(pending.job_id, None)
         if not any(one.request.client == pending.request.client for one in left):
             self._forget_of(pending.request.client, pending.job_id)
-        self._less(pending.request.client)
+        self._count_down(pending.request.client)
 
     def forget(self, client: bytes) -> None:
         """Remove the entries of a client that is gone. Its jobs still run."""
@@ -134,7 +134,7 @@ class RequestTable:
         for job_id in self._of_client.pop(client, ()):
             left = [pending for pending in self._jobs[job_id] if pending.request.client != client]
             for _ in range(len(self._jobs[job_id]) - len(left)):
-                self._less(client)
+                self._count_down(client)
             if left:
                 self._jobs[job_id] = left
             else:
@@ -142,7 +142,7 @@ class RequestTable:
 
     def drop(self, client: bytes, calls: int) -> None:
         for _ in range(calls):
-            self._less(client)
+            self._count_down(client)
 
     def due(self, now_s: float) -> list[int]:
         """Return the jobs to poll now, which no worker of this broker holds."""
@@ -190,7 +190,7 @@ class RequestTable:
             if not jobs:
                 del self._of_client[client]
 
-    def _less(self, client: bytes) -> None:
+    def _count_down(self, client: bytes) -> None:
         self._open[client] -= 1
         if self._open[client] <= 0:
             del self._open[client]

@@ -87,28 +87,32 @@ class WorkerSide:
             return
         self._unknown.discard(identity)
         self._takeover.on_ready(identity)
-        said = read_introduction(ready)
-        if said.key is not None and self._came_back(said.key, identity, connection, services, said.held_address, now_s):
+        about = read_introduction(ready)
+        if about.key is not None and self._came_back(
+            about.key, identity, connection, services, about.held_address, now_s
+        ):
             return
         worker_id = self._new_id()
         worker = ConnectedWorker(
             identity,
             worker_id,
-            said.name or f"mdp-{services[0]}-{worker_id}",
+            about.name or f"mdp-{services[0]}-{worker_id}",
             services,
             connection,
             now_s,
             now_s,
-            said.key or self._new_key(),
-            said.host,
-            said.metadata,
-            held_address=said.held_address,
+            about.key or self._new_key(),
+            about.host,
+            about.metadata,
+            held_address=about.held_address,
             is_unstuck_worker=bool(ready.about),
         )
-        held_claim, owner = self._held_claim(said), owner_of(worker.key)
+        held_claim, owner = self._held_claim(about), owner_of(worker.key)
         self._workers.add(worker)
         self._outbox.backlog.add_registration(
-            Registration(worker_id, worker.name, services, said.host, said.metadata, held_claim, bool(said.name), owner)
+            Registration(
+                worker_id, worker.name, services, about.host, about.metadata, held_claim, bool(about.name), owner
+            )
         )
 
     def _came_back(
@@ -133,9 +137,9 @@ class WorkerSide:
         self._departures.declare_dead(known, "it came back without the request that it was given")
         return False
 
-    def _held_claim(self, said: Introduction) -> HeldClaim | None:
+    def _held_claim(self, about: Introduction) -> HeldClaim | None:
         """Return the claim of a worker that came back with a job, unless this broker has another worker of its id."""
-        held = None if said.held_address is None else read_address(said.held_address)
+        held = None if about.held_address is None else read_address(about.held_address)
         if held is None or self._workers.by_id(held.worker_id) is not None:
             return None
         return HeldClaim(held.job_id, held.token, held.worker_id, owner_of(held.key))
