@@ -12,7 +12,7 @@ from unstuck.domain.states import JobState
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.events import JobPosition
 from unstuck.mdp.broker.batch import Batch, BatchResult
-from unstuck.mdp.broker.ledger_thread import BatchRunner
+from unstuck.mdp.broker.batch_runner import BatchRunner
 from unstuck.recovery.reap import Reaper
 
 

@@ -367,7 +367,7 @@ class Broker:
 def clear_away(url: str) -> None:
     """Remove what brokers of this ledger that were killed left for the next one."""
     for one in find_abandoned(status_page_folder(), digest_of(url)):
-        one.estate.close()
+        one.record.close()
 
 
 @contextmanager

@@ -27,8 +27,8 @@ class FakeLedger:
 
     def do(self, order: Batch) -> BatchResult:
         answer = self._do(order)
-        if order.again is not None:
-            answer.again = self._do(order.again)
+        if order.retried is not None:
+            answer.retried = self._do(order.retried)
         return answer
 
     def _do(self, order: Batch) -> BatchResult:
@@ -44,7 +44,7 @@ class FakeLedger:
             if worker_id not in self.services:
                 answer.gone.add(worker_id)
                 continue
-            hand.done, hand.late = [*hand.done, *(late.done for late in hand.late)], []
+            hand.done, hand.late_replies = [*hand.done, *(late.done for late in hand.late_replies)], []
             for done in hand.done:
                 if self.held.get(done.job_id) == worker_id:
                     del self.held[done.job_id]
@@ -61,9 +61,9 @@ class FakeLedger:
             if found := fit[: hand.claim_count]:
                 answer.claimed[worker_id] = tuple(claimed(id, self.waiting.pop(id).decode()) for id in found)
                 self.held |= dict.fromkeys(found, worker_id)
-        answer.left.deaths = [death for death in order.deaths if answer.left.concerns(death.worker_id)]
+        answer.deferred.deaths = [death for death in order.deaths if answer.deferred.concerns(death.worker_id)]
         for death in order.deaths:
-            if death in answer.left.deaths:
+            if death in answer.deferred.deaths:
                 continue
             self.services.pop(death.worker_id, None)
             lost = self._of(death.worker_id)
@@ -71,15 +71,15 @@ class FakeLedger:
             for job_id in lost:
                 self._back(job_id)
             answer.deaths.append((death, None))
-        answer.replies = [(question, [b"200"]) for question in order.questions]
+        answer.replies = [(question, [b"200"]) for question in order.queries]
         return answer
 
     def _set_aside(self, order: Batch, answer: BatchResult) -> None:
         part = Part(order.posts, order.worker_turns)
         locked = [key for key in part.attempts() if key[0] in self.locked]
-        answer.left.worker_turns = part.take(locked).worker_turns
-        answer.left.posts = [post for post in order.posts if post.asked.client in self.locked_clients]
-        order.posts = [post for post in order.posts if post.asked.client not in self.locked_clients]
+        answer.deferred.worker_turns = part.take(locked).worker_turns
+        answer.deferred.posts = [post for post in order.posts if post.request.client in self.locked_clients]
+        order.posts = [post for post in order.posts if post.request.client not in self.locked_clients]
 
     def _of(self, worker_id: str) -> set[int]:
         return {job_id for job_id, holder in self.held.items() if holder == worker_id}

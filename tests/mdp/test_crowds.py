@@ -18,7 +18,7 @@ from tests.support.fleet import wait_for
 from unstuck.config import Settings
 from unstuck.ledger.contract.recovery import WorkerWatch
 from unstuck.ledger.open import ready_ledger
-from unstuck.mdp.broker import ledger_thread
+from unstuck.mdp.broker import batch_runner, registrar
 from unstuck.mdp.broker.backlog import LEAST_PORTION, MAX_WITHDRAWN, PORTION
 from unstuck.mdp.broker.batch import Batch, BatchResult
 from unstuck.mdp.broker.core import BrokerCore
@@ -140,7 +140,7 @@ def test_a_crowd_that_dies_is_looked_at_once_and_not_in_each_order(
 ) -> None:
     url = request.getfixturevalue("pg_server").new_ledger() if dialect == "postgres" else f"sqlite:///{tmp_path}/l.db"
     settings = Settings(url=url)
-    monkeypatch.setattr(ledger_thread, "WATCH_EVERY_S", 60.0)
+    monkeypatch.setattr(batch_runner, "WATCH_EVERY_S", 60.0)
     with closing(ready_ledger(settings)) as ledger:
         look, looks = ledger.watch, []
 
@@ -149,7 +149,7 @@ def test_a_crowd_that_dies_is_looked_at_once_and_not_in_each_order(
             return look(*near)
 
         monkeypatch.setattr(ledger, "watch", counted)
-        sitting = ledger_thread.BatchRunner(ledger, settings, Reaper(ledger, settings.recovery, by="test"))
+        sitting = batch_runner.BatchRunner(ledger, settings, Reaper(ledger, settings.recovery, by="test"))
         core = BrokerCore(settings.mdp, new_worker_id, time.time)
 
         def settle() -> int:
@@ -181,9 +181,9 @@ def test_workers_cannot_fill_the_ledger_with_services(
     """Tasks are kept for good, and read by every broker: 90 messages made 81,000 of them."""
     url = request.getfixturevalue("pg_server").new_ledger() if dialect == "postgres" else f"sqlite:///{tmp_path}/l.db"
     settings = Settings(url=url)
-    monkeypatch.setattr(ledger_thread, "MAX_KNOWN_SERVICES", 100)
+    monkeypatch.setattr(registrar, "MAX_KNOWN_SERVICES", 100)
     with closing(ready_ledger(settings)) as ledger:
-        sitting = ledger_thread.BatchRunner(ledger, settings, Reaper(ledger, settings.recovery, by="test"))
+        sitting = batch_runner.BatchRunner(ledger, settings, Reaper(ledger, settings.recovery, by="test"))
         core = BrokerCore(settings.mdp, new_worker_id, time.time)
 
         def come(who: bytes, *said: bytes) -> list[bytes]:
@@ -216,4 +216,4 @@ def test_names_that_came_and_went_are_only_looked_up() -> None:
     order = core.take_batch()
     assert order is not None
     assert (order.registrations, order.deaths, len(order.withdrawn)) == ([], [], PORTION)
-    assert core._backlog.withdrawn == MAX_WITHDRAWN - PORTION
+    assert core.outbox.backlog.withdrawn == MAX_WITHDRAWN - PORTION

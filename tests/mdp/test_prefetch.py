@@ -121,7 +121,7 @@ def test_what_lies_behind_a_slow_job_goes_to_others() -> None:
     floor.ask(60)
     floor.warm_up(b"w")
     assert pile(floor, b"w")
-    floor.wait(prefetch.PATIENCE_S)
+    floor.wait(prefetch.SLOW_S)
     assert not pile(floor, b"w")
     floor.core.on_message(b"other", [b"", b"MDPW01", b"\x01", b"echo"], 9, floor.now_s)
     floor.commit()
@@ -134,7 +134,7 @@ def test_who_was_slow_begins_anew_with_one_at_a_time() -> None:
     floor = Floor(b"w")
     floor.ask(60)
     floor.warm_up(b"w")
-    floor.wait(prefetch.PATIENCE_S)
+    floor.wait(prefetch.SLOW_S)
     floor.commit()
     floor.reply(b"w", after_s=1.0)
     floor.commit()
@@ -234,14 +234,14 @@ def test_what_must_not_run_again_or_is_large_is_never_on_a_pile_or_before_one(ot
     for found in ((plain, special), (special, plain)):
         if not found[0].running:
             continue
-        peer.assignment, peer.reach = None, 1
+        peer.assignment, peer.prefetch_depth = None, 1
         order = core.take_batch()
         assert order is not None
         assert order.worker_turns[peer.worker_id].claim_count == 2
         core.on_batch_done(BatchResult(claimed={peer.worker_id: found}), 0.0)
         assert peer.assignment is not None
         assert peer.assignment.job is found[0]
-        assert (len(peer.prefetched), peer.reach) == (0, 0)
+        assert (len(peer.prefetched), peer.prefetch_depth) == (0, 0)
         back = core.take_batch()
         assert back is not None
         assert back.worker_turns[peer.worker_id].release == [found[1]]

@@ -11,7 +11,7 @@ from tests.support.fleet import TIMEOUT_S
 
 from unstuck.config import Recovery, Settings
 from unstuck.mdp.broker.batch import Batch, BatchResult
-from unstuck.mdp.broker.ledger_thread import BatchRunner
+from unstuck.mdp.broker.batch_runner import BatchRunner
 from unstuck.recovery.reap import Reaper
 
 SETTINGS = {"retry_attempts": 0, "heartbeat_interval": "200ms"}

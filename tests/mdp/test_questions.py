@@ -15,12 +15,11 @@ from tests.mdp.fake_ledger import broker as core_broker
 
 from unstuck.config import Settings
 from unstuck.ledger.open import ready_ledger
-from unstuck.mdp.broker import ledger_thread
-from unstuck.mdp.broker.backlog import PORTION
+from unstuck.mdp.broker import batch_runner
+from unstuck.mdp.broker.backlog import MAX_BODY_BYTES, MAX_QUERIES_PER_CLIENT, MAX_TAKEN, PORTION, QueryQueue
 from unstuck.mdp.broker.batch import BatchResult, MmiQuery
 from unstuck.mdp.broker.core import BrokerCore
 from unstuck.mdp.broker.mmi import MmiAnswers
-from unstuck.mdp.broker.questions import MAX_BODY_BYTES, MAX_QUESTIONS_PER_CLIENT, MAX_TAKEN, Questions
 from unstuck.recovery.reap import Reaper
 from unstuck.worker.registration import new_worker_id
 
@@ -36,7 +35,7 @@ def question(client: bytes, body: bytes, name: str = "mmi.status") -> MmiQuery:
 
 
 def test_each_client_has_its_turn_and_equal_questions_count_once() -> None:
-    questions = Questions()
+    questions = QueryQueue()
     for number in range(50):
         assert questions.add(question(b"greedy", b"%d" % number))
     assert questions.add(question(b"modest", b"1"))
@@ -49,9 +48,9 @@ def test_each_client_has_its_turn_and_equal_questions_count_once() -> None:
 
 
 def test_questions_are_bounded_in_number_and_size() -> None:
-    questions = Questions()
-    added = [questions.add(question(b"greedy", b"")) for _ in range(2 * MAX_QUESTIONS_PER_CLIENT)]
-    assert added.count(True) == MAX_QUESTIONS_PER_CLIENT
+    questions = QueryQueue()
+    added = [questions.add(question(b"greedy", b"")) for _ in range(2 * MAX_QUERIES_PER_CLIENT)]
+    assert added.count(True) == MAX_QUERIES_PER_CLIENT
     assert not questions.add(question(b"large", b"x" * (MAX_BODY_BYTES + 1)))
     for number in range(3_000):
         questions.add(question(b"client-%d" % number, b""))
@@ -72,8 +71,8 @@ def test_what_a_client_asked_that_has_gone_is_not_looked_for() -> None:
     core.on_client_gone(b"listener-%08d" % 0)
     order = core.take_batch()
     assert order is not None
-    assert order.questions == []
-    assert order.returned == [b"listener-%08d" % number for number in range(1, PORTION + 1)]
+    assert order.queries == []
+    assert order.resubscribed == [b"listener-%08d" % number for number in range(1, PORTION + 1)]
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
@@ -91,7 +90,7 @@ def test_the_ledger_is_asked_once_for_all_who_ask_the_same(
 
     monkeypatch.setattr(MmiAnswers, "answer", counted)
     with closing(ready_ledger(settings)) as ledger:
-        sitting = ledger_thread.BatchRunner(ledger, settings, Reaper(ledger, settings.recovery, by="test"))
+        sitting = batch_runner.BatchRunner(ledger, settings, Reaper(ledger, settings.recovery, by="test"))
         core = BrokerCore(settings.mdp, new_worker_id, time.time)
         for number in range(500):
             core.on_message(b"c%d" % number, [b"", b"MDPC01", b"mmi.health", b""], None, 0.0)

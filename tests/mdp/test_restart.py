@@ -37,7 +37,7 @@ from unstuck.config import MdpSettings
 from unstuck.domain.states import FINAL_STATES, JobState
 from unstuck.mdp.broker.batch import BatchResult
 from unstuck.mdp.broker.core import BrokerCore
-from unstuck.mdp.broker.handed_out import PREFIX, Abandoned, Estate, digest_of
+from unstuck.mdp.broker.handed_out import PREFIX, AbandonedWorker, DeadBrokerRecord, digest_of
 from unstuck.mdp.broker.prefetch import PREFETCH_LIMIT
 from unstuck.mdp.broker.socket_loop import SocketLoop, open_router, watch_connections
 from unstuck.runner.status_page import status_page_folder
@@ -388,9 +388,9 @@ def test_an_old_worker_that_is_silent_because_it_works_keeps_its_request_across_
 def test_what_an_old_worker_had_in_hand_is_given_up_when_all_peers_have_spoken_or_it_was_quick(
     is_quick: bool, have_spoken: bool, given_up_s: float
 ) -> None:
-    left = [Abandoned("old", (1, 11), _Estate(), is_quick=is_quick, is_near=True)]
+    left = [AbandonedWorker("old", (1, 11), _NoRecord(), is_quick=is_quick, is_same_address=True)]
 
-    def found() -> list[Abandoned]:
+    def found() -> list[AbandonedWorker]:
         now, left[:] = [*left], []
         return now
 
@@ -399,8 +399,7 @@ def test_what_an_old_worker_had_in_hand_is_given_up_when_all_peers_have_spoken_o
     told: list[tuple[bool, float]] = []
     for half in range(1, 60):
         now_s = half / 2
-        core.all_have_spoken = have_spoken
-        core.on_tick(now_s)
+        core.on_tick(now_s, all_have_spoken=have_spoken)
         while (batch := core.take_batch(now_s)) is not None:
             told += [(one.is_given_up, now_s) for one in batch.abandoned]
             core.on_batch_done(BatchResult(), now_s)
@@ -408,7 +407,7 @@ def test_what_an_old_worker_had_in_hand_is_given_up_when_all_peers_have_spoken_o
     assert told == [(False, 0.5), (True, 0.5 + given_up_s)]
 
 
-class _Estate(Estate):
+class _NoRecord(DeadBrokerRecord):
     """What a dead broker left, without a file."""
 
     def __init__(self) -> None:
@@ -669,7 +668,7 @@ def test_a_socket_that_holds_too_much_begins_afresh_and_all_go_on(
 
 
 def test_whoever_wakes_a_loop_that_is_closed_writes_into_nobody_elses_file() -> None:
-    """A clerk that the ledger kept waiting, or a second signal: the number is another file's by then."""
+    """The ledger thread after an outage, or a second signal: another file has the descriptor by then."""
     settings = MdpSettings()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -678,7 +677,7 @@ def test_whoever_wakes_a_loop_that_is_closed_writes_into_nobody_elses_file() -> 
         loop = SocketLoop(router, watch_connections(router), core, print, settings)
         loop.close()
         theirs = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(50)]
-        loop.answered(BatchResult())
+        loop.on_batch_done(BatchResult())
         loop.stop()
         for fd in theirs:
             with pytest.raises(BlockingIOError):

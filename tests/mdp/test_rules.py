@@ -226,7 +226,7 @@ def test_a_request_that_expires_while_it_is_looked_at_ends_with_its_last_word() 
     core.on_tick(late_s)
     order = core.take_batch()
     assert order is not None
-    assert order.overdue == order.look_at == [1], "both at once"
+    assert order.overdue == order.to_poll == [1], "both at once"
     cancelled = Outcome(1, JobState.CANCELLED, None, JobError("CANCELLED", "Job was cancelled", None, {}))
     core.on_batch_done(BatchResult(expired=[1], outcomes=[cancelled]), late_s)
     words = [send.frames[3] for send in core.take_sends() if send.to == LISTENING]
@@ -257,7 +257,7 @@ def test_what_is_blocked_waits_alone_and_the_end_of_its_worker_behind_it() -> No
     core.on_message(other, [b"", b"MDPC01", b"echo", b"second"], None, 1.0)
     order = core.take_batch(1.01)
     assert order is not None
-    assert (order.deaths, order.again, len(order.posts)) == ([], None, 1)
+    assert (order.deaths, order.retried, len(order.posts)) == ([], None, 1)
     core.on_batch_done(ledger.do(order), 1.01)
     assert heard_by(client) == []
     assert 1.0 < core.next_tick_s(1.01) <= 1.2
@@ -266,8 +266,8 @@ def test_what_is_blocked_waits_alone_and_the_end_of_its_worker_behind_it() -> No
     ledger.locked.clear()
     order = core.take_batch(5.0)
     assert order is not None
-    assert order.again is not None
-    assert [death.worker_id for death in order.again.deaths] == ["id2"]
+    assert order.retried is not None
+    assert [death.worker_id for death in order.retried.deaths] == ["id2"]
     core.on_batch_done(ledger.do(order), 5.0)
     assert heard_by(client) == [[b"", b"MDPC01", b"echo", b"done"]]
     assert "id2" not in ledger.services
@@ -288,12 +288,12 @@ def test_requests_of_a_client_keep_their_order_behind_one_that_is_blocked() -> N
     core.on_message(b"b", [b"", b"MDPC01", b"echo", b"2"], None, 0.0)
     order = core.take_batch(0.0)
     assert order is not None
-    assert [post.asked.client for post in order.posts] == [b"b"]
+    assert [post.request.client for post in order.posts] == [b"b"]
     core.on_batch_done(ledger.do(order), 0.0)
     order = core.take_batch(1.0)
     assert order is not None
-    assert order.again is not None
-    assert [post.call.job.payload[-1:] for post in order.again.posts] == [b"1", b"2", b"3"]
+    assert order.retried is not None
+    assert [post.call.job.payload[-1:] for post in order.retried.posts] == [b"1", b"2", b"3"]
 
 
 def test_an_outage_makes_no_list_of_questions_without_end() -> None:
@@ -316,7 +316,7 @@ def test_an_outage_makes_no_list_of_questions_without_end() -> None:
     core.on_batch_done(ledger.do(under_way), now_s)
     order = core.take_batch(now_s)
     assert order is not None
-    assert len(order.look_at) <= 20
+    assert len(order.to_poll) <= 20
     assert sorted(order.overdue) == list(range(1, 21))
 
 

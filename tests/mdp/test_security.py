@@ -296,12 +296,12 @@ def test_a_wish_for_events_that_nobody_knows_is_refused() -> None:
     identity = b"i" * 16
 
     def ask(**wish: object) -> list[bytes]:
-        return listeners.ask(identity, (cbor2.dumps({"v": 1, **wish}),), 0.0)
+        return listeners.subscribe(identity, (cbor2.dumps({"v": 1, **wish}),), 0.0)
 
     for events in (["WORKER_DIED", "SOMETHING"], ["worker_died"], [7], [["NO_WORKERS"]]):
         code, why = ask(events=events)
         assert code == b"501"
         assert "NO_WORKERS" in cbor2.loads(why)["why"], "it says what there is"
-        assert not listeners.is_on(identity)
+        assert not listeners.is_subscribed(identity)
     assert ask(events=[])[0] == b"200"
     assert ask(events=["WORKER_DIED"])[0] == b"200"

@@ -302,7 +302,7 @@ def test_a_worker_that_connects_in_the_moment_of_the_start_is_served(
     create = HandedOut.create
     endpoint = f"ipc://{tmp_path}/broker"
     settings = Settings(url=url, mdp=MdpSettings(bind=endpoint))
-    end = server._End()
+    end = server._StopSignal()
     with closing(RawWorker(endpoint, b"echo")) as worker, closing(ready_ledger(settings)) as ledger:
         connected = worker.socket.get_monitor_socket(zmq.EVENT_CONNECTED)
 
@@ -312,7 +312,7 @@ def test_a_worker_that_connects_in_the_moment_of_the_start_is_served(
 
         monkeypatch.setattr(HandedOut, "create", create_later)
         thread = threading.Thread(
-            target=server._sit,
+            target=server._serve,
             args=(settings, ledger, Counters(), end, lambda address: None, None, ScheduleWakeUps()),
         )
         thread.start()

@@ -20,7 +20,7 @@ forksafety gathering guard halls handed handing handover hands happenings hearin
 housekeeping hub intervals journaling keeping kernel keyring knowing lanes last_words lazily leaving letters line_end
 lining listing logbook looking lookout loop_watch meaning measuring migrating movement notebook notebooks nursery
 one_turn opening operating ordering pace page patience pausing people piles planning plug preparing prospects pulse
-quick reaper recovering replacing requesting restoring reviving ring ringer rooms roster scales scene scribes
+quick reaper recovering refusals replacing requesting restoring reviving ring ringer rooms roster scales scene scribes
 searching seats settling showing signs store strangers sweeping switching tallies telling templating ticking ties
 tiles timekeeper turning turnstile undertaker unstopping verbs visiting vitality waiting waking watching watchman
 weighing wheel worker_side
@@ -35,6 +35,7 @@ LineRecord Logbook Lookout LoopWatch Meddler Neighbours Notebook Notebooks Nurse
 PostgresBell PostgresMeddler Pulse Restorer Ringer Road Roster Rung Scales Scene Scribes Seat Seats Shop Sight Signs
 SqliteBell SqliteMeddler Strange Tallies Tally TargetDesk Tell TellAgain Teller Tended Terms Ties TiesRecord Tile
 Timekeeper ToNursery Told Undertaker Vitals Watchman Wheel Wish Wishes Witness WordsFile WorkerBirth
+Estate Heir Late Visits
 """
 
 

@@ -1,30 +1,30 @@
-"""Hand what is to be written of workers, and what clients ask, to orders in portions, so that peers that come and go
-without end, or ask without end, keep nobody waiting."""
+"""Registrations, deaths, late replies and queries that wait for a batch. Each batch takes a portion, so that a flood of
+one kind delays nothing else."""
 
 from collections import deque
 from itertools import islice
 from typing import TypeVar
 
 from unstuck.ledger.contract.workers import Progress
-from unstuck.mdp.broker.batch import Batch, Late, Registration, WorkerDeath, WorkerTurn
-from unstuck.mdp.broker.handed_out import Abandoned
-from unstuck.mdp.broker.questions import Questions
+from unstuck.mdp.broker.batch import Batch, LateReply, MmiQuery, Registration, WorkerDeath, WorkerTurn
+from unstuck.mdp.broker.handed_out import AbandonedWorker
 
 PORTION = 20
-"""Births, deaths, departures, notes, late replies and questions in one order, of each: every one is a commit, a turn or
-a query of its own."""
+"""Maximum number in one batch of registrations, deaths, departures, progress notes, late replies and queries, of each.
+Every one is a commit, a turn or a query of its own."""
 LEAST_PORTION = 2
 PATIENCE_S = 0.1
-"""How long an order may take before the next ones get smaller portions. A fresh worker waits for about four orders: the
-one under way, its birth, its first job and its reply."""
-READY_BURST = 30.0
-READY_PER_S = 1.0
-"""How often one peer may come: that often at once, then so often per second."""
-MAX_PEERS = 10_000
+"""How long a batch may take before the next ones get smaller portions. A new worker waits for about four batches: the
+one in flight, its registration, its first job and its reply."""
 MAX_WITHDRAWN = 1_000
 MAX_LATE = 1_000
 MAX_LATE_BYTES = 64 * 1024 * 1024
-"""Replies to requests that this broker does not know to be under way, and how large they are together."""
+"""Limits of late replies: their number, and their size together."""
+MAX_QUERIES = 10_000
+MAX_QUERIES_PER_CLIENT = 100
+MAX_BODY_BYTES = 10_000
+MAX_TAKEN = 1_000
+"""Maximum number of queries in one batch. The ledger answers equal ones once."""
 
 T = TypeVar("T")
 
@@ -34,27 +34,27 @@ class Backlog:
         self._portion = PORTION
         self._registrations: dict[str, Registration] = {}
         self._withdrawn: dict[str, Registration] = {}
-        """By name or former id: workers that left before anything of them was written."""
-        self._losses: deque[WorkerDeath] = deque()
-        """Deaths that cost a job."""
+        """By name or former id: workers that left before their registration was written."""
+        self._deaths_with_job: deque[WorkerDeath] = deque()
+        """Deaths of workers that had a job. Clients wait for them, so they go first."""
         self._deaths: deque[WorkerDeath] = deque()
         self._retired: deque[str] = deque()
-        self._notes: dict[tuple[str, int], Progress] = {}
-        self._late: deque[tuple[str, Late]] = deque()
+        self._progress: dict[tuple[str, int], Progress] = {}
+        self._late: deque[tuple[str, LateReply]] = deque()
         self._late_bytes = 0
-        self.abandoned: deque[Abandoned] = deque()
-        self.questions = Questions()
-        self._returned: dict[bytes, None] = {}
-        """Clients that asked for notices: what is unanswered of theirs is looked for, each with a query of its own."""
+        self.abandoned: deque[AbandonedWorker] = deque()
+        self.queries = QueryQueue()
+        self._resubscribed: dict[bytes, None] = {}
+        """Clients whose unanswered requests are looked up, in the order in which they subscribed."""
 
     @property
     def empty(self) -> bool:
-        return not (self.urgent or self._retired or self._withdrawn or self._notes or self._late or self.abandoned)
+        return not (self.urgent or self._retired or self._withdrawn or self._progress or self._late or self.abandoned)
 
     @property
     def urgent(self) -> bool:
-        """Return whether somebody waits for the next order."""
-        return bool(self._registrations or self._losses or self._deaths or self.questions or self._returned)
+        """Return whether a peer waits for the next batch."""
+        return bool(self._registrations or self._deaths_with_job or self._deaths or self.queries or self._resubscribed)
 
     @property
     def withdrawn(self) -> int:
@@ -63,35 +63,35 @@ class Backlog:
     def add_registration(self, registration: Registration) -> None:
         self._registrations[registration.worker_id] = registration
 
-    def unborn(self, worker_id: str, *, is_over: bool = True) -> bool:
-        """Forget a worker that left before anything of it was written; return whether that was so.
+    def withdraw_registration(self, worker_id: str, *, is_over: bool = True) -> bool:
+        """Drop the registration of a worker that left. Return False if it has been taken into a batch already.
 
-        One that came back under its name, or with a job, may stand in the ledger already. `is_over`: then its end is
-        written."""
+        The ledger may have a worker from before that came back with its name or with a job. `is_over`: its end is
+        written then."""
         registration = self._registrations.pop(worker_id, None)
         if registration is None:
             return False
-        if is_over and (registration.named or registration.holding is not None):
+        if is_over and (registration.named or registration.held_claim is not None):
             if len(self._withdrawn) >= MAX_WITHDRAWN:
-                # Its former self is given up when it was silent for too long.
+                # The reaper declares it dead when its heartbeat is too old.
                 del self._withdrawn[next(iter(self._withdrawn))]
-            self._withdrawn[registration.name if registration.holding is None else registration.holding.worker_id] = (
-                registration
-            )
+            self._withdrawn[
+                registration.name if registration.held_claim is None else registration.held_claim.worker_id
+            ] = registration
         return True
 
     def report_death(self, death: WorkerDeath) -> None:
-        (self._deaths if death.job_id is None else self._losses).append(death)
+        (self._deaths if death.job_id is None else self._deaths_with_job).append(death)
 
     def retire(self, worker_id: str) -> None:
         self._retired.append(worker_id)
 
-    def note(self, worker_id: str, progress: Progress) -> None:
-        """Of one attempt only the last word counts."""
-        self._notes[worker_id, progress.token] = progress
+    def add_progress(self, worker_id: str, progress: Progress) -> None:
+        """Keep the latest progress of an attempt."""
+        self._progress[worker_id, progress.token] = progress
 
-    def hand_in_late(self, worker_id: str, late: Late) -> bool:
-        """Return False for a reply too many. Each may name another worker, which is a turn of its own."""
+    def add_late_reply(self, worker_id: str, late: LateReply) -> bool:
+        """Return False if there are too many. Each may name another worker, which is a turn of its own."""
         size_bytes = len(late.done.result)
         if self._late and (len(self._late) >= MAX_LATE or self._late_bytes + size_bytes > MAX_LATE_BYTES):
             return False
@@ -99,64 +99,91 @@ class Backlog:
         self._late.append((worker_id, late))
         return True
 
-    def come_back(self, client: bytes) -> None:
-        self._returned[client] = None
+    def add_resubscribed(self, client: bytes) -> None:
+        self._resubscribed[client] = None
 
-    def leave(self, client: bytes) -> None:
-        """Forget what a client wanted to know that has gone."""
-        self._returned.pop(client, None)
-        self.questions.forget(client)
+    def forget_client(self, client: bytes) -> None:
+        """Drop the lookups and queries of a client that is gone."""
+        self._resubscribed.pop(client, None)
+        self.queries.forget(client)
 
-    def pace(self, took_s: float) -> None:
-        """Note how long the last order took: whoever is new waits for the whole of the next one."""
+    def note_duration(self, took_s: float) -> None:
+        """Adapt the portion to the duration of the last batch, since a new worker waits for the whole next one."""
         if took_s > PATIENCE_S:
             self._portion = max(LEAST_PORTION, self._portion // 2)
         else:
             self._portion = min(PORTION, self._portion + 2)
 
     def fill(self, batch: Batch) -> None:
-        """Move the next portion into an order."""
+        """Move the next portion into a batch."""
         portion = self._portion
-        # The oldest and the newest: when a thousand come at once, whoever comes behind them is not the last.
+        # The oldest and the newest: a worker that comes after a thousand others does not wait for all of them.
         oldest, newest = islice(self._registrations, portion // 2), islice(reversed(self._registrations), portion // 2)
         for worker_id in dict.fromkeys([*oldest, *newest]):
             batch.registrations.append(self._registrations.pop(worker_id))
         for key in list(self._withdrawn)[:portion]:
             batch.withdrawn.append(self._withdrawn.pop(key))
-        # Whoever lost a job is waited for.
-        batch.deaths += _first(self._losses, portion)
+        # Clients wait for jobs of dead workers.
+        batch.deaths += _first(self._deaths_with_job, portion)
         batch.deaths += _first(self._deaths, portion - len(batch.deaths))
         batch.retired += _first(self._retired, portion)
-        for worker_id, token in list(self._notes)[:portion]:
-            batch.notes.append((worker_id, self._notes.pop((worker_id, token))))
+        for worker_id, token in list(self._progress)[:portion]:
+            batch.progress_notes.append((worker_id, self._progress.pop((worker_id, token))))
         for worker_id, late in _first(self._late, portion):
             self._late_bytes -= len(late.done.result)
-            batch.worker_turns.setdefault(worker_id, WorkerTurn()).late.append(late)
+            batch.worker_turns.setdefault(worker_id, WorkerTurn()).late_replies.append(late)
         if not self._late:
-            # A reply of such a worker that has come is written before what it had is settled.
+            # A reply of an abandoned worker is written before its jobs are settled.
             batch.abandoned += _first(self.abandoned, portion)
-        for client in list(islice(self._returned, portion)):
-            del self._returned[client]
-            batch.returned.append(client)
-        batch.questions += self.questions.take(portion)
+        for client in list(islice(self._resubscribed, portion)):
+            del self._resubscribed[client]
+            batch.resubscribed.append(client)
+        batch.queries += self.queries.take(portion)
 
 
 def _first(waiting: deque[T], count: int) -> list[T]:
     return [waiting.popleft() for _ in range(min(count, len(waiting)))]
 
 
-class Visits:
-    """Count how often each peer says READY."""
+class QueryQueue:
+    """`mmi.` queries for the ledger. Each client has its turn, and the number and size are limited."""
 
     def __init__(self) -> None:
-        self._left: dict[bytes, tuple[float, float]] = {}
-        """How many more times it may, as of when. Those that came longest ago are first."""
+        self._of: dict[bytes, deque[MmiQuery]] = {}
+        """By client. The one whose turn is next comes first."""
+        self._count = 0
 
-    def allow(self, identity: bytes, now_s: float) -> bool:
-        left, at_s = self._left.pop(identity, (READY_BURST, now_s))
-        left = min(READY_BURST, left + (now_s - at_s) * READY_PER_S)
-        allowed = left >= 1
-        if len(self._left) >= MAX_PEERS:
-            del self._left[next(iter(self._left))]
-        self._left[identity] = (left - allowed, now_s)
-        return allowed
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, query: MmiQuery) -> bool:
+        """Return False if there are too many, or if it is too large."""
+        waiting = self._of.get(query.client, ())
+        if self._count >= MAX_QUERIES or len(waiting) >= MAX_QUERIES_PER_CLIENT:
+            return False
+        if sum(map(len, query.body)) > MAX_BODY_BYTES:
+            return False
+        self._of.setdefault(query.client, deque()).append(query)
+        self._count += 1
+        return True
+
+    def forget(self, client: bytes) -> None:
+        """Drop the queries of a client that is gone."""
+        self._count -= len(self._of.pop(client, ()))
+
+    def take(self, portion: int) -> list[MmiQuery]:
+        """Remove and return the next queries, one client after the other: at most `portion` different ones."""
+        taken: list[MmiQuery] = []
+        different: set[tuple[str, tuple[bytes, ...]]] = set()
+        while self._of and len(taken) < MAX_TAKEN:
+            client = next(iter(self._of))
+            query = self._of[client][0]
+            different.add((query.name, query.body))
+            if len(different) > portion:
+                break
+            waiting = self._of.pop(client)
+            taken.append(waiting.popleft())
+            if waiting:
+                self._of[client] = waiting
+        self._count -= len(taken)
+        return taken

@@ -1,338 +1,245 @@
-"""The broker's rules, pure: messages, ends of connections, ticks and answers of the ledger in; sends and orders out.
+"""The rules of the broker, pure: messages, closed connections, ticks and results of the ledger come in, messages and
+batches go out.
 
-Nothing here waits, and nothing is sent about a job before the ledger has it. What is to be written is gathered into one
-order; while that is on its way the next one fills, so that the slower the ledger is, the more goes with each commit.
+Nothing here blocks, reads a clock or touches a socket. A reply or notification leaves only after the ledger has
+committed what it reports. While one batch is at the ledger, the next one fills. So a slow ledger gets larger batches.
 """
 
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from math import inf
 
-from unstuck.domain.liveness import Detector
-from unstuck.domain.states import LIVE_STATES
-from unstuck.ledger.contract.workers import Claimed
+from unstuck.config import MdpSettings
+from unstuck.domain.states import JobState
 from unstuck.mdp import protocol
-from unstuck.mdp.broker import jobs
-from unstuck.mdp.broker.batch import GONE, Batch, BatchResult
+from unstuck.mdp.broker import jobs, request_addresses
+from unstuck.mdp.broker.batch import Batch, BatchResult
 from unstuck.mdp.broker.clients import ClientSide
-from unstuck.mdp.broker.outbox import Send
-from unstuck.mdp.broker.prefetch import GATHER_S
-from unstuck.mdp.broker.request_addresses import read_address
-from unstuck.mdp.broker.requests import SLOWEST_LOOK_S, PendingJob, restored
+from unstuck.mdp.broker.departures import Departures
+from unstuck.mdp.broker.dispatch import Dispatcher
+from unstuck.mdp.broker.handed_out import AbandonedWorker, HandedOut
+from unstuck.mdp.broker.outbox import DroppedMessages, Outbox, Send
+from unstuck.mdp.broker.requests import RequestTable
+from unstuck.mdp.broker.takeover import Takeover
+from unstuck.mdp.broker.worker_table import WorkerTable
 from unstuck.mdp.broker.workers import TOO_LATE, WorkerSide
 
 
-class BrokerCore(ClientSide, WorkerSide):
-    """Both sides, and what is between them: time, orders and answers."""
+class BrokerCore:
+    """Owns the tables and both sides, which never call each other.
 
-    # What comes in --------------------------------------------------------------------------------
+    `new_id`, `new_key` and `wall_clock` are given, so that a simulation can repeat itself."""
+
+    def __init__(
+        self,
+        settings: MdpSettings,
+        new_id: Callable[[], str],
+        wall_clock: Callable[[], float],
+        handed_out: HandedOut | None = None,
+        find_abandoned: Callable[[], Iterable[AbandonedWorker]] = tuple,
+        dropped: DroppedMessages | None = None,
+        new_key: Callable[[], str] = request_addresses.new_key,
+    ) -> None:
+        self._interval_s = settings.heartbeat_interval_s
+        self._heartbeat_s = 0.0
+        """When heartbeats were last added to a batch."""
+        self.dropped = dropped or DroppedMessages()
+        self.outbox = Outbox(self.dropped)
+        self.requests = RequestTable()
+        self.workers = WorkerTable()
+        self._takeover = Takeover(settings, self.outbox, find_abandoned)
+        self._dispatcher = Dispatcher(settings, self.outbox, self.requests, self.workers, handed_out or HandedOut())
+        self._departures = Departures(self.outbox, self.workers, self._dispatcher)
+        self._client_side = ClientSide(settings, self.outbox, self.requests, self.workers, new_id(), wall_clock)
+        self._worker_side = WorkerSide(
+            settings,
+            self.outbox,
+            self.requests,
+            self.workers,
+            self._dispatcher,
+            self._departures,
+            self._takeover,
+            new_id,
+            new_key,
+            wall_clock,
+        )
+
+    # Messages, connections, time ------------------------------------------------------------------
 
     def on_message(self, identity: bytes, parts: protocol.Frames, connection: int | None, now_s: float) -> None:
-        match self._read(parts):
+        """Handle one message. `connection` is known for READY only."""
+        match _read(parts):
             case protocol.Request() as request:
-                self._on_request(identity, request, now_s)
-            case protocol.Invalid() as strange:
-                self.dropped.add(strange.why)
-                worker = self.workers.by_identity(identity)
-                if strange.from_worker:
-                    self._send(identity, protocol.disconnect())
-                    if worker is not None:
-                        self._expel(worker, f"it sent {strange.why}")
+                self._client_side.on_request(identity, request, now_s)
+            case protocol.Invalid() as invalid:
+                self.outbox.drop(invalid.why)
+                if invalid.from_worker:
+                    self._worker_side.on_invalid(identity, invalid.why)
             case protocol.Ready() as ready:
-                self._on_ready(identity, ready, connection, now_s)
+                self._worker_side.on_ready(identity, ready, connection, now_s)
             case protocol.Disconnect():
-                self._on_bye(identity)
+                self._worker_side.on_disconnect(identity)
             case message:
-                worker = self.workers.by_identity(identity)
-                if worker is None:
-                    self._on_stranger(identity, message)
-                    return
-                worker.seen_s = now_s
-                self._on_word(worker, message)
-
-    @staticmethod
-    def _read(parts: protocol.Frames) -> protocol.Message:
-        message = protocol.read(parts)
-        if isinstance(message, protocol.Reply) and not message.delimited and read_address(message.address) is None:
-            return protocol.Invalid("a reply without the empty frame behind its address", from_worker=True)
-        return message
+                self._worker_side.on_message(identity, message, now_s)
 
     def on_too_large(self, identity: bytes, head: protocol.Frames, now_s: float) -> None:
-        """A message came that is larger than it may be, of which these are the first frames. Nobody waits for a worker
-        whose reply it was."""
-        worker = self.workers.by_identity(identity)
-        if worker is not None:
-            worker.seen_s = now_s
-            self._on_too_large(worker, head)
+        """Handle a message above the limits, of which `head` are the first frames."""
+        self._worker_side.on_too_large(identity, head, now_s)
 
     def on_connection_closed(self, connection: int, now_s: float) -> None:
-        """A connection ended; whatever came through it was handed to us before."""
-        for worker in self.workers.on_connection(connection):
-            self._declare_dead(worker, GONE)
+        """Declare dead the workers behind a connection. Its last messages must have been handled."""
+        self._departures.on_connection_closed(connection)
 
     def on_client_gone(self, client: bytes) -> None:
-        """The connection of a client ended: what it asked for is done, and kept, but nobody is there to hear of it."""
-        self.requests.forget(client)
-        self.notices.forget(client)
-        self.listeners.leave(client)
-        self._backlog.leave(client)
-        if self.requests.open_of(client):
-            # The rest is on its way to the ledger.
-            self._gone.add(client)
+        """Forget a client whose connection ended. Its jobs still run, and their results are kept."""
+        self._client_side.on_gone(client)
 
     def on_unreachable(self, identity: bytes) -> None:
-        """Something could not be delivered: there is nobody with that identity any more."""
-        worker = self.workers.by_identity(identity)
-        if worker is not None:
-            self._declare_dead(worker, "it could not be reached")
+        """Declare dead the worker to which a message could not be delivered."""
+        self._departures.on_unreachable(identity)
 
-    def on_tick(self, now_s: float) -> None:
-        for worker in self.workers:
-            limit_s = self._timeout_s if worker.assignment is None else self._busy_timeout_s
-            silent_s = now_s - worker.seen_s
-            if silent_s > limit_s:
-                self._send(worker.identity, protocol.disconnect())
-                self._declare_dead(worker, f"nothing was heard of it for {silent_s:.1f} s", Detector.LEASE)
-            elif now_s - worker.told_s >= self._interval_s:
-                self._tell(worker, protocol.heartbeat(), now_s)
-        if now_s - self._pulsed_s >= self._interval_s:
-            self._pulsed_s = now_s
-            self._sent_away.clear()
-            self._take_over(now_s)
-            self._batch.heartbeats = [self._pulse(worker) for worker in self.workers if worker.is_registered]
-            # In place of what the last round found: while the ledger is away, that is not asked yet.
-            self._batch.overdue = [
-                waiting.job_id
-                for waiting in self.requests.all()
-                if not (waiting.held_here or waiting.held_elsewhere) and now_s - waiting.since_s > self._ttl_s
-            ]
-            for client in self.listeners.expire(now_s):
-                self.notices.forget(client)
-        self._share_out(now_s)
-        if not self._batch.look_at:
-            # Else the last ones were not asked for yet, and in an outage they would become more and more.
-            self._batch.look_at = self.requests.due(now_s)
-        self._send_notices(now_s)
+    def on_wakeup(self, topics: frozenset[str]) -> None:
+        """Let idle workers of these queues claim again. No topics: all queues may have changed."""
+        queues = frozenset(topic.partition(":")[2] for topic in topics if topic.startswith("queue:"))
+        self.workers.wake(queues if topics else None, self._client_side.queue_of)
 
-    @property
-    def awaits_abandoned(self) -> bool:
-        """An old worker of a dead broker may still be at work."""
-        return bool(self._left_at_work)
+    def on_tick(self, now_s: float, *, all_have_spoken: bool = False) -> None:
+        """Find silent workers, send heartbeats and notifications, release prefetched jobs, poll jobs held elsewhere.
 
-    def _take_over(self, now_s: float) -> None:
-        """Settle what dead brokers of this host held, as far as that is known.
-
-        What an old worker had in hand stays its own at first, since its reply may come. It is given up after the time
-        for which an idle worker may be silent if the worker was quick, or if its broker listened at our address and all
-        peers that are connected have spoken: one that is still at work would be connected and silent."""
-        if not self._closing:
-            for one in self._find_abandoned():
-                self._backlog.abandoned.append(one)
-                if one.may_be_given_up:
-                    self._left_at_work.append((now_s, one))
-        kept = []
-        for since_s, one in self._left_at_work:
-            waited_s = now_s - since_s
-            known = one.is_quick or (one.is_near and self.all_have_spoken)
-            if waited_s > self._busy_timeout_s or (waited_s >= self._timeout_s and known):
-                self._backlog.abandoned.append(replace(one, is_given_up=True))
-            else:
-                kept.append((since_s, one))
-        self._left_at_work = kept
-
-    def on_wakeup(self, words: frozenset[str]) -> None:
-        """Something may have come into these queues, or everything may have changed (no words)."""
-        queues = {word.partition(":")[2] for word in words if word.startswith("queue:")}
-        for worker in self.workers:
-            if worker.empty_handed and (
-                not words or any(self._queue(service) in queues for service in worker.services)
-            ):
-                worker.empty_handed = False
-
-    def close(self) -> None:
-        """Take nothing more, and send everybody away who has nothing to do."""
-        self._closing = True
-        for worker in self.workers:
-            worker.is_draining = True
-            self._clear_prefetched(worker, worker.seen_s)
-        self._send_idle_away()
-
-    def _send_idle_away(self) -> None:
-        for worker in self.workers:
-            if worker.assignment is None and not worker.asking and worker.holding is None:
-                self.workers.remove(worker)
-                self._handed.remove(worker.worker_id, worker.seen_s)
-                self._send(worker.identity, protocol.disconnect())
-                if worker.is_registered:
-                    self._backlog.retire(worker.worker_id)
-                else:
-                    # What stands of it in the ledger is for the next broker, to which it comes.
-                    self._backlog.unborn(worker.worker_id, is_over=False)
-
-    @property
-    def busy_with_ledger(self) -> bool:
-        waits = not self._batch.empty or not self._backlog.empty or bool(self._deferred)
-        return waits or self._under_way is not None
-
-    @property
-    def awaits_replies(self) -> bool:
-        """An old worker is at work: unlike ours, it will not say again what is lost on its way to a closed socket."""
-        return any(worker.assignment is not None and not worker.is_unstuck_worker for worker in self.workers)
-
-    # What goes out --------------------------------------------------------------------------------
-
-    def take_sends(self) -> list[Send]:
-        sends, self._sends = self._sends, []
-        return sends
-
-    def take_batch(self, now_s: float = inf) -> Batch | None:
-        """Give what is to be written now, if nothing else is on its way, and nothing is gained by waiting for more."""
-        if self._under_way is not None or self._gathers(now_s):
-            return None
-        for worker in self.workers:
-            if wanted := self._wanted(worker):
-                worker.asking = True
-                worker_turn = self._worker_turn(worker.worker_id)
-                worker_turn.claim_count, worker_turn.is_idle = wanted, worker.assignment is None
-        self._backlog.fill(self._batch)
-        self._deferred.behind(self._batch)
-        for worker_id, worker_turn in self._batch.worker_turns.items():
-            worker_turn.known_held = self._held_by(worker_id) | self._deferred.ended(worker_id)
-        self._batch.again = self._deferred.take(now_s)
-        if self._batch.empty:
-            return None
-        batch, self._batch = self._batch, Batch()
-        self._under_way = batch
-        self._ordered_s = now_s
-        return batch
+        `all_have_spoken`: every connected peer has sent a message, so none of them is silent because it is working."""
+        self._worker_side.on_tick(now_s)
+        if now_s - self._heartbeat_s >= self._interval_s:
+            self._heartbeat_s = now_s
+            self._takeover.look(now_s, all_have_spoken=all_have_spoken)
+            self._worker_side.on_heartbeat_interval()
+            self._client_side.on_heartbeat_interval(now_s)
+        self._dispatcher.on_tick(now_s)
+        self._client_side.on_tick(now_s)
 
     def next_tick_s(self, now_s: float) -> float:
-        """When to tick next at the latest."""
+        """Return when the next tick is due at the latest."""
         moments = [
-            self._pulsed_s + self._interval_s,
-            None if self._batch.look_at else self.requests.next_due_s(),
-            self.notices.next_due_s(),
-            self._next_share_s(),
-            self._gather_until_s if self._under_way is None else None,
-            self._deferred.due_s if self._under_way is None else None,
+            self._heartbeat_s + self._interval_s,
+            self._client_side.next_tick_s(),
+            self._dispatcher.next_tick_s(),
+            self.outbox.next_due_s(),
         ]
         return min(moment for moment in moments if moment is not None)
 
-    # What the ledger answers ----------------------------------------------------------------------
+    def close(self) -> None:
+        """Accept no requests, release prefetched jobs, disconnect idle workers."""
+        self.outbox.is_closing = True
+        self._departures.close()
 
-    def on_batch_done(self, answer: BatchResult, now_s: float) -> None:
-        batch, self._under_way = self._under_way, None
-        assert batch is not None
-        self._backlog.pace(now_s - self._ordered_s)
-        self._gather_until_s = now_s + GATHER_S if self._quick else None
-        if answer.tasks is not None:
-            self.tasks = answer.tasks
-        self._take_in(batch, answer, now_s)
-        self._deferred.keep(answer.left, now_s)
-        if batch.again is not None and answer.again is not None:
-            self._take_in(batch.again, answer.again, now_s)
-            self._deferred.keep(answer.again.left, now_s, again=True)
-        if not self._deferred:
-            self._deferred.relax()
-        self._send_notices(now_s)
-        if self._closing:
-            # Something was being looked for on their behalf, or they have just done what they had in hand.
-            self._send_idle_away()
+    # What the socket loop asks --------------------------------------------------------------------
 
-    def _take_in(self, batch: Batch, answer: BatchResult, now_s: float) -> None:
-        """Take what was done of an order. What was left out of it is kept by the caller."""
+    @property
+    def awaits_abandoned(self) -> bool:
+        """Return whether an old worker of a dead broker may still be working."""
+        return self._takeover.is_waiting
+
+    @property
+    def awaits_replies(self) -> bool:
+        """Return whether an old worker is working. Unlike a worker of Unstuck, it does not repeat a reply that is lost
+        on its way to a closed socket."""
+        return any(worker.assignment is not None and not worker.is_unstuck_worker for worker in self.workers)
+
+    @property
+    def busy_with_ledger(self) -> bool:
+        return self.outbox.is_busy
+
+    # Messages and batches out ---------------------------------------------------------------------
+
+    def take_sends(self) -> list[Send]:
+        return self.outbox.take_sends()
+
+    def take_batch(self, now_s: float = inf) -> Batch | None:
+        """Return what to write now. None: a batch is in flight, more may come in a moment, or there is nothing."""
+        if self.outbox.is_in_flight or self._dispatcher.is_gathering(now_s):
+            return None
+        self._dispatcher.add_claims()
+        return self.outbox.take_batch(self.workers, now_s)
+
+    # Results of the ledger ------------------------------------------------------------------------
+
+    def on_batch_done(self, result: BatchResult, now_s: float) -> None:
+        """Apply the result of the batch in flight."""
+        batch = self.outbox.take_in_flight(now_s)
+        self._dispatcher.on_batch_done(now_s)
+        if result.tasks is not None:
+            self._client_side.on_tasks(result.tasks)
+        self._apply(batch, result, now_s)
+        self.outbox.defer(result, now_s)
+        if batch.retried is not None and result.retried is not None:
+            self._apply(batch.retried, result.retried, now_s)
+            self.outbox.defer(result.retried, now_s, again=True)
+        self.outbox.relax()
+        self._client_side.send_notifications(now_s)
+        if self.outbox.is_closing:
+            # Workers may have become idle: they have ended their jobs, or claims for them are done.
+            self._departures.disconnect_idle()
+
+    def _apply(self, batch: Batch, result: BatchResult, now_s: float) -> None:
+        """Apply the result of a batch: registrations, requests, turns, deaths, outcomes, then reply addresses."""
         for registration in batch.registrations:
-            self._registered(registration, answer.resumed.get(registration.worker_id), now_s)
-        for registration, error, message in answer.turned_away:
-            self._turn_away(registration, error, message)
-        for posted, stored in zip(batch.posts, answer.stored, strict=True):
-            if stored is None:
-                self.dropped.add("a request that cannot be stored")
-                self.requests.drop(posted.asked.client, 1)
-                continue
-            if posted.asked.client in self._gone:
-                self.requests.drop(posted.asked.client, 1)
-                if not self.requests.open_of(posted.asked.client):
-                    self._gone.discard(posted.asked.client)
-                continue
-            own_id = posted.call.own_id or str(stored.job_id)
-            waiting = PendingJob(stored.job_id, posted.asked, posted.place, own_id, now_s)
-            # Of what our own workers will do we hear by ourselves.
-            if self.workers.serves(posted.call.job.task):
-                waiting.step_s = SLOWEST_LOOK_S
-            self.requests.add(waiting)
-            if stored.unserved and not self.workers.serves(posted.call.job.task):
-                self._notify_nobody(waiting, now_s, expired=False)
-        self._turns_answered(batch, answer, now_s)
-        for _ in range(answer.refused):
-            self.dropped.add(TOO_LATE)
-        for sender in answer.forged:
-            self._forged(sender)
-        for worker_id, beat in answer.beats.items():
-            worker = self.workers.by_id(worker_id)
-            if worker is not None:
-                if beat.state not in LIVE_STATES:
-                    self._disconnect_dead(worker)
-                worker.is_draining = self._closing or worker.draining or beat.request is not None or beat.disabled
-        for death, record in answer.deaths:
+            self._worker_side.on_registered(registration, result.resumed.get(registration.worker_id), now_s)
+        for registration, error, message in result.refused_registrations:
+            self._worker_side.on_refused(registration, error, message)
+        for post, stored in zip(batch.posts, result.stored, strict=True):
+            self._client_side.on_stored(post, stored, now_s)
+        self._apply_turns(batch, result, now_s)
+        for _ in range(result.refused_replies):
+            self.outbox.drop(TOO_LATE)
+        for sender in result.forged:
+            self._worker_side.on_forged(sender)
+        for worker_id, answer in result.heartbeat_answers.items():
+            self._worker_side.on_heartbeat_answer(worker_id, answer)
+        for death, record in result.deaths:
             if death.job_id is not None:
-                self._died(death, record, now_s)
-        # Before the outcomes: what was looked at in the same moment is among them, and behind its end nothing is said.
-        for job_id in answer.expired:
-            self._expired(job_id, now_s)
-        for outcome in answer.outcomes:
-            self._ended(outcome, now_s)
-        for position in answer.glances:
-            self._seen(position, now_s)
-        # Answered since they were read, by what came before in this answer, or marked so as soon as a lock allows it:
-        # not once more.
-        answered = {*self._batch.answered, *answer.left.answered, *self._deferred.answered}
-        for client, reply_addresses in answer.reply_addresses.items():
-            left = [
-                one
-                for one in reply_addresses
-                if one.job_id not in answered and not self.requests.knows(client, one.job_id)
-            ]
-            for waiting in restored(left, now_s):
-                self.requests.begin(client, 1)
-                self.requests.add(waiting)
-        for question, body in answer.replies:
-            self._send(
-                question.client, protocol.broker_reply(question.name.encode("ascii"), body, question.correlation)
+                self._client_side.on_death(death, record, now_s)
+        # Before the outcomes. A job that expired and was polled in the same batch is among them, and after the end of a
+        # job there are no notifications.
+        for job_id in result.expired:
+            self._client_side.on_expired(job_id, now_s)
+        for outcome in result.outcomes:
+            if outcome.state is JobState.SUCCEEDED and outcome.result is not None:
+                self._departures.on_success(outcome.job_id)
+            self._client_side.on_outcome(outcome, now_s)
+        for position in result.positions:
+            self._client_side.on_position(position, now_s)
+        # Last, since a job may have been answered just now, after its address was read.
+        answered = self.outbox.answered(result)
+        for client, reply_addresses in result.reply_addresses.items():
+            self._client_side.on_reply_addresses(client, reply_addresses, answered, now_s)
+        for query, body in result.replies:
+            self._client_side.on_mmi_answer(query, body)
+
+    def _apply_turns(self, batch: Batch, result: BatchResult, now_s: float) -> None:
+        for worker_id, worker_turn in batch.worker_turns.items():
+            for job in worker_turn.release:
+                self.workers.wake_one(job.task)
+            is_gone = worker_id in result.gone
+            has_settled = False
+            for done in worker_turn.done:
+                if is_gone or (done.job_id, done.token) in result.superseded:
+                    self.outbox.drop(TOO_LATE)
+                    continue
+                has_settled = True
+                self._departures.on_success(done.job_id)
+                # A client of another interface reads the result from the ledger.
+                self._client_side.on_reply(done.job_id, jobs.body_of(done.result))
+            self._worker_side.on_turn(
+                worker_id,
+                worker_turn,
+                result.claimed.get(worker_id, ()),
+                now_s,
+                is_gone=is_gone,
+                has_settled=has_settled,
             )
 
-    def _turns_answered(self, batch: Batch, answer: BatchResult, now_s: float) -> None:
-        for worker_id, worker_turn in batch.worker_turns.items():
-            worker = self.workers.by_id(worker_id)
-            for given_back in worker_turn.release:
-                self.workers.wake_one(given_back.task)
-            counted = False
-            for done in worker_turn.done:
-                if worker_id not in answer.gone and (done.job_id, done.token) not in answer.superseded:
-                    counted = True
-                    # Who asked over another door reads it from the ledger.
-                    self._finish(done.job_id, jobs.body_of(done.result))
-                else:
-                    self.dropped.add(TOO_LATE)
-            if worker is None:
-                if worker_turn.claim_count and worker_id in self._departed:
-                    self._departed_answered(worker_id, answer.claimed.get(worker_id, ()))
-                elif counted:
-                    # Of an earlier broker, or of an earlier connection: who it is now says READY anew. A reply that
-                    # does not count proves nothing about a worker.
-                    self._batch.stale_registrations.append(worker_id)
-                continue
-            if worker_id in answer.gone:
-                self._disconnect_dead(worker)
-                continue
-            if worker_turn.claim_count:
-                self._found(worker, answer.claimed.get(worker_id, ()), worker_turn.claim_count, now_s)
 
-    def _departed_answered(self, worker_id: str, jobs: tuple[Claimed, ...]) -> None:
-        """What was found for somebody who left meanwhile never reached it: that was no crash of the job."""
-        death = self._departed.pop(worker_id)
-        if jobs:
-            self._worker_turn(worker_id).release.extend(jobs)
-        if death is None:
-            self._backlog.retire(worker_id)
-        else:
-            self._backlog.report_death(death)
+def _read(parts: protocol.Frames) -> protocol.Message:
+    message = protocol.read(parts)
+    match message:
+        case protocol.Reply(delimited=False) if request_addresses.read_address(message.address) is None:
+            return protocol.Invalid("a reply without the empty frame behind its address", from_worker=True)
+    return message

@@ -1,4 +1,4 @@
-"""Write what a broker heard between two looks at its sockets: all in one commit, or around what cannot be written."""
+"""Write the requests, turns and heartbeats of a batch: all in one commit, or around parts that cannot be written."""
 
 import hashlib
 import time
@@ -26,17 +26,16 @@ from unstuck.ledger.contract.workers import (
 )
 from unstuck.logs import logger
 from unstuck.mdp.broker.batch import Batch, BatchResult, Stored, WorkerTurn
-from unstuck.mdp.broker.exchange_parts import Key, Owner, Part, merge_turn, outcome_keys, turn_keys
+from unstuck.mdp.broker.exchange_parts import Key, Owner, Part, Step, merge_turn, outcome_keys, turn_keys
 from unstuck.mdp.broker.jobs import Call
-from unstuck.mdp.broker.steps import Step
 from unstuck.notify.wakeups import WakeupSender
 
 KEY_KEPT_S = 24 * 3600.0
-"""How long a call with the same key is the same call."""
+"""How long a call with the same idempotency key is the same call."""
 FIND_S = 2.0
-"""How long an exchange is taken apart to find what a lock concerns; what was not tried by then is deferred too."""
+"""How long an exchange is split to find what a lock concerns. Parts that were not tried by then are deferred too."""
 RETRY_S = 0.5
-"""The same for what was deferred before: everything else waits meanwhile."""
+"""The same for parts that were deferred before. All else waits meanwhile."""
 MAX_NAMED = 5
 HELD = "another session of the database holds the row of the worker"
 
@@ -44,44 +43,44 @@ log = logger("unstuck.mdp")
 
 
 class Exchanger:
-    """Belongs to the clerk's thread. It leaves in the order what was written, and puts into `answer.left` what was not
-    because another session holds a lock."""
+    """Belongs to the ledger thread. What was written stays in the batch. What another session's lock kept from being
+    written goes into `result.deferred`."""
 
     def __init__(self, ledger: Ledger, claim_requests: Mapping[str, ClaimRequest]) -> None:
         self._ledger = ledger
-        self._wishes = claim_requests
+        self._claim_requests = claim_requests
         self._no_worker_check = NoWorkerCheck(ledger)
         self.wakeups = WakeupSender(ledger.notify)
         self._known: set[Key] = set()
-        """What the workers of this order are known to hold."""
+        """Attempts that the workers of this batch are known to hold."""
         self._explained: dict[Key, str] = {}
         """Attempts whose rows another session held when they were deferred, with their workers."""
         self._blocked: set[str] = set()
-        """Workers whose rows another session held when what they did was deferred."""
+        """Workers whose rows another session held when their turns were deferred."""
         self._unexplained: dict[Owner, int] = {}
         """Parts that were deferred without a known reason, and how often they were tried alone."""
         self._until_s = inf
-        """When to stop looking for what is blocked."""
+        """When to stop looking for the blocked part."""
 
     def begin(self, batch: Batch) -> None:
-        orders = [batch] if batch.again is None else [batch, batch.again]
-        worker_turns = [worker_turn for one in orders for worker_turn in one.worker_turns.values()]
+        batches = [batch] if batch.retried is None else [batch, batch.retried]
+        worker_turns = [worker_turn for one in batches for worker_turn in one.worker_turns.values()]
         self._known = {key for worker_turn in worker_turns for key in worker_turn.known_held}
-        # What stands in another part of the same order is written soon.
+        # Attempts in another part of the same batch are written soon.
         self._known |= {key for worker_turn in worker_turns for key in outcome_keys(worker_turn)}
 
-    def steps(self, batch: Batch, answer: BatchResult) -> list[Step]:
-        """Return the steps that write this order, which is empty of all that until it is written."""
+    def steps(self, batch: Batch, result: BatchResult) -> list[Step]:
+        """Return the steps that write this batch. Until then its requests and turns are taken out of it."""
         part = Part()
-        return [Step(partial(self._open, batch, part)), self._step(part, batch, answer)]
+        return [Step(partial(self._open, batch, part)), self._step(part, batch, result)]
 
-    def steps_again(self, batch: Batch, answer: BatchResult) -> list[Step]:
-        """Return the steps for what was deferred before. Parts that were blocked for an unknown reason go one by one,
-        those that were tried least first."""
+    def steps_again(self, batch: Batch, result: BatchResult) -> list[Step]:
+        """Return the steps for parts that were deferred before. Parts that were blocked for an unknown reason go one by
+        one, those that were tried least first."""
         part = _emptied(batch)
         explained = part.take([key for key in part.attempts() if key in self._explained])
         pieces = sorted(part.pieces(), key=lambda piece: self._unexplained.get(piece.name(), 0))
-        steps = [self._step(one, batch, answer) for one in (explained, *pieces) if not one.empty]
+        steps = [self._step(one, batch, result) for one in (explained, *pieces) if not one.empty]
         return [Step(partial(self._allow, RETRY_S)), *steps]
 
     # ------------------------------------------------------------------------------------------
@@ -99,17 +98,17 @@ class Exchanger:
     def _allow(self, for_s: float) -> None:
         self._until_s = time.monotonic() + for_s
 
-    def _step(self, part: Part, batch: Batch, answer: BatchResult) -> Step:
-        return Step(partial(self._write, part, batch, answer), partial(self._instead, part, batch, answer))
+    def _step(self, part: Part, batch: Batch, result: BatchResult) -> Step:
+        return Step(partial(self._write, part, batch, result), partial(self._smaller_steps, part, batch, result))
 
-    def _write(self, part: Part, batch: Batch, answer: BatchResult) -> None:
+    def _write(self, part: Part, batch: Batch, result: BatchResult) -> None:
         if self._explained or self._blocked:
-            # Somebody holds rows just now: what concerns those is found without waiting for it.
-            self._set_aside(part, answer)
-            self._set_workers_aside(part, answer)
+            # Another session holds rows: the parts that need them are found without waiting for it.
+            self._defer_blocked_jobs(part, result)
+            self._defer_blocked_workers(part, result)
         if part.empty:
             return
-        self._exchange(part, answer)
+        self._exchange(part, result)
         self._written(part, batch)
 
     def _written(self, part: Part, batch: Batch) -> None:
@@ -128,21 +127,21 @@ class Exchanger:
         }:
             self.wakeups.send(given_back)
 
-    def _instead(
-        self, part: Part, batch: Batch, answer: BatchResult, error: LedgerBusy | RefusedValue
+    def _smaller_steps(
+        self, part: Part, batch: Batch, result: BatchResult, error: LedgerBusy | RefusedValue
     ) -> Sequence[Step] | None:
         if isinstance(error, RefusedValue):
-            return self._apart(part, batch, answer, error)
+            return self._isolate_refused(part, batch, result, error)
         if self._ledger.single_host:
-            # One lock is for all of SQLite's file.
+            # SQLite has one lock for the whole file.
             return None
-        if self._set_aside(part, answer) or self._set_workers_aside(part, answer):
-            return [self._step(part, batch, answer)]
+        if self._defer_blocked_jobs(part, result) or self._defer_blocked_workers(part, result):
+            return [self._step(part, batch, result)]
         now_s = time.monotonic()
         self._until_s = min(self._until_s, now_s + FIND_S)
         smaller = part.split()
         if len(smaller) > 1 and now_s < self._until_s:
-            return [self._step(one, batch, answer) for one in smaller]
+            return [self._step(one, batch, result) for one in smaller]
         tried = len(smaller) == 1
         for piece in part.pieces():
             name = piece.name()
@@ -151,11 +150,11 @@ class Exchanger:
                     "A request or what a worker did cannot be written yet and is tried again", reason=str(error)
                 )
             self._unexplained[name] = self._unexplained.get(name, 0) + tried
-        _defer(part, answer)
+        _defer(part, result)
         return []
 
-    def _set_aside(self, part: Part, answer: BatchResult) -> bool:
-        """Defer what is said of jobs whose rows other sessions hold; return whether there was something."""
+    def _defer_blocked_jobs(self, part: Part, result: BatchResult) -> bool:
+        """Defer outcomes of jobs whose rows other sessions hold. Return whether there were any."""
         owners = part.attempts()
         holders = self._ledger.blocked_outcomes([job_id for job_id, _ in owners]) if owners else {}
         stuck = {key: worker_id for key, worker_id in owners.items() if key[0] in holders}
@@ -170,14 +169,14 @@ class Exchanger:
             log.warning("What workers did in more jobs cannot be written yet", jobs=len(fresh) - MAX_NAMED)
         self._explained |= stuck
         blocked = part.take(stuck)
-        _defer(blocked, answer)
+        _defer(blocked, result)
         self._note(blocked, set(fresh), holders)
         return True
 
-    def _set_workers_aside(self, part: Part, answer: BatchResult) -> bool:
-        """Defer what is said of workers whose rows other sessions hold; return whether there was something."""
+    def _defer_blocked_workers(self, part: Part, result: BatchResult) -> bool:
+        """Defer turns of workers whose rows other sessions hold. Return whether there were any."""
         stuck: set[str] = set()
-        # Another session may hold the whole table: then everything is tried again.
+        # Another session may hold the whole table. Then all is retried.
         with suppress(LedgerBusy):
             stuck = self._ledger.blocked_workers(part.worker_turns) if part.worker_turns else set()
         if not stuck:
@@ -185,11 +184,11 @@ class Exchanger:
         for worker_id in sorted(stuck - self._blocked)[:MAX_NAMED]:
             log.warning("What a worker did cannot be written yet and is tried again", worker=worker_id, reason=HELD)
         self._blocked |= stuck
-        _defer(Part(worker_turns={worker_id: part.worker_turns.pop(worker_id) for worker_id in stuck}), answer)
+        _defer(Part(worker_turns={worker_id: part.worker_turns.pop(worker_id) for worker_id in stuck}), result)
         return True
 
     def _note(self, blocked: Part, fresh: Collection[Key], holders: Mapping[int, str]) -> None:
-        """Let the ledger know that these attempts are over, so that nobody ends them as late."""
+        """Note in the ledger that these attempts are over, so that no reaper ends them as late."""
         for worker_id, worker_turn in blocked.worker_turns.items():
             returned = {(job.job_id, job.token) for job in worker_turn.release}
             outcomes = [
@@ -198,12 +197,12 @@ class Exchanger:
                 if (job_id, token) in fresh
             ]
             if outcomes:
-                # Only a help for others: it must hold up nothing.
+                # Only a hint for others, which must not block anything.
                 with suppress(LedgerError):
                     self._ledger.note_deferred(worker_id, outcomes)
 
-    def _apart(self, part: Part, batch: Batch, answer: BatchResult, error: RefusedValue) -> Sequence[Step]:
-        """One value cannot be stored, and nothing was: whose it is shows when each goes alone."""
+    def _isolate_refused(self, part: Part, batch: Batch, result: BatchResult, error: RefusedValue) -> Sequence[Step]:
+        """Return one step per request and turn, since one value cannot be stored and nothing was."""
         if len(part.posts) + len(part.worker_turns) > 1 or part.heartbeats or part.answered:
             log.warning("Something cannot be stored; storing it piece by piece", error=str(error))
             parts = [Part(posts=[post]) for post in part.posts]
@@ -211,26 +210,26 @@ class Exchanger:
                 Part(worker_turns={worker_id: worker_turn}) for worker_id, worker_turn in part.worker_turns.items()
             ]
             parts.append(Part(heartbeats=part.heartbeats, answered=part.answered))
-            return [self._step(one, batch, answer) for one in parts if not one.empty]
+            return [self._step(one, batch, result) for one in parts if not one.empty]
         for post in part.posts:
             log.warning("A request cannot be stored, and is dropped", service=post.call.job.task, error=str(error))
             batch.posts.append(post)
-            answer.stored.append(None)
+            result.stored.append(None)
         if not part.worker_turns:
             return []
         [(worker_id, worker_turn)] = part.worker_turns.items()
-        return [Step(partial(self._write_failed, worker_id, worker_turn, str(error), batch, answer))]
+        return [Step(partial(self._write_failed, worker_id, worker_turn, str(error), batch, result))]
 
     def _write_failed(
-        self, worker_id: str, worker_turn: WorkerTurn, why: str, batch: Batch, answer: BatchResult
+        self, worker_id: str, worker_turn: WorkerTurn, why: str, batch: Batch, result: BatchResult
     ) -> None:
         turn = _without_results(self._turn(worker_id, worker_turn), why)
-        self._turned([turn], answer, self._ledger.exchange(Exchange(turns=(turn,))).turns)
+        self._apply_turns([turn], result, self._ledger.exchange(Exchange(turns=(turn,))).turns)
         self._written(Part(worker_turns={worker_id: worker_turn}), batch)
 
     # ------------------------------------------------------------------------------------------
 
-    def _exchange(self, part: Part, answer: BatchResult) -> None:
+    def _exchange(self, part: Part, result: BatchResult) -> None:
         plain = [post for post in part.posts if post.call.key is None]
         once = [post for post in part.posts if post.call.key is not None]
         turns = [self._turn(worker_id, worker_turn) for worker_id, worker_turn in part.worker_turns.items()]
@@ -245,59 +244,61 @@ class Exchanger:
             answered=tuple(part.answered),
         )
         try:
-            said = self._ledger.exchange(exchange)
+            answer = self._ledger.exchange(exchange)
         except UncertainCommit:
             if part.posts:
                 raise
-            # Beats and letters are the same when done twice; turns are compared with what is held.
+            # Heartbeats and reply addresses may be written twice. Turns are compared with the held jobs.
             beats = self._ledger.exchange(msgspec.structs.replace(exchange, turns=())).heartbeats
-            said = ExchangeAnswer(turns=None, heartbeats=beats)
-        self._stored(part, answer, said)
-        self._turned(turns, answer, said.turns)
-        answer.beats |= {
-            heartbeat.worker_id: beat for heartbeat, beat in zip(part.heartbeats, said.heartbeats, strict=True)
+            answer = ExchangeAnswer(turns=None, heartbeats=beats)
+        self._apply_stored(part, result, answer)
+        self._apply_turns(turns, result, answer.turns)
+        result.heartbeat_answers |= {
+            heartbeat.worker_id: beat for heartbeat, beat in zip(part.heartbeats, answer.heartbeats, strict=True)
         }
 
-    def _stored(self, part: Part, answer: BatchResult, said: ExchangeAnswer) -> None:
+    def _apply_stored(self, part: Part, result: BatchResult, answer: ExchangeAnswer) -> None:
         if not part.posts:
             return
         told = [post for post in part.posts if post.reply_address is not None]
         warnings = self._no_worker_check.warnings([post.call.job for post in told]) if told else []
         unserved = {id(post) for post, warning in zip(told, warnings, strict=True) if warning is not None}
-        plain, once = iter(said.enqueued), iter(said.once)
-        taken = {claimed.job_id for turn in said.turns or () for claimed in turn.claimed}
-        words = set()
+        plain, once = iter(answer.enqueued), iter(answer.once)
+        taken = {claimed.job_id for turn in answer.turns or () for claimed in turn.claimed}
+        topics = set()
         for post in part.posts:
             found = next(plain) if post.call.key is None else next(once)
-            # Keys hold the service, so that none can have come with another one.
+            # The key includes the service, so the same key always means the same task.
             assert found is not None
-            answer.stored.append(Stored(found.job_id, found.fresh, id(post) in unserved))
+            result.stored.append(Stored(found.job_id, found.fresh, id(post) in unserved))
             if found.job_id not in taken:
-                words.add(f"queue:{post.call.job.queue}")
-        # Workers of other doors may serve these queues too, and so may those of another broker.
-        if words:
-            self.wakeups.send(words)
+                topics.add(f"queue:{post.call.job.queue}")
+        # Workers of other interfaces or of another broker may serve these queues too.
+        if topics:
+            self.wakeups.send(topics)
 
-    def _turned(self, turns: list[Turn], answer: BatchResult, said: tuple[TurnAnswer, ...] | None) -> None:
-        if said is None:
-            said = tuple(self._find_out(turn) for turn in turns)
-        for turn, one in zip(turns, said, strict=True):
+    def _apply_turns(self, turns: list[Turn], result: BatchResult, answer: tuple[TurnAnswer, ...] | None) -> None:
+        if answer is None:
+            answer = tuple(self._recover_lost_answer(turn) for turn in turns)
+        for turn, one in zip(turns, answer, strict=True):
             if not one.alive:
-                answer.gone.add(turn.worker_id)
+                result.gone.add(turn.worker_id)
                 continue
-            answer.superseded |= one.superseded
+            result.superseded |= one.superseded
             if one.claimed:
-                answer.claimed[turn.worker_id] = one.claimed
+                result.claimed[turn.worker_id] = one.claimed
 
-    def _find_out(self, turn: Turn) -> TurnAnswer:
-        """The answer of a turn was lost: see what is held, do what was not done, and give back what nobody heard of."""
+    def _recover_lost_answer(self, turn: Turn) -> TurnAnswer:
+        """Compare with the held jobs after the answer of a turn was lost.
+
+        Repeat the turn if it was not written, and release claims that the broker does not know."""
         held = {(job.job_id, job.token) for job in self._ledger.held(turn.worker_id)}
-        handed_in = {(done.job_id, done.token) for done in turn.done}
-        handed_in |= {(ending.job_id, ending.token) for ending in turn.endings}
-        if handed_in & held:
+        settled = {(done.job_id, done.token) for done in turn.done}
+        settled |= {(ending.job_id, ending.token) for ending in turn.endings}
+        if settled & held:
             return self._ledger.turn(turn)
-        if unheard := held - handed_in - self._known:
-            self._ledger.turn(Turn(turn.worker_id, release=tuple(Release(*key) for key in unheard)))
+        if unknown := held - settled - self._known:
+            self._ledger.turn(Turn(turn.worker_id, release=tuple(Release(*key) for key in unknown)))
         return TurnAnswer(True)
 
     def _turn(self, worker_id: str, worker_turn: WorkerTurn) -> Turn:
@@ -310,7 +311,7 @@ class Exchanger:
         )
 
     def _claim_request(self, worker_id: str, worker_turn: WorkerTurn) -> ClaimRequest | None:
-        claim_request = self._wishes.get(worker_id) if worker_turn.claim_count else None
+        claim_request = self._claim_requests.get(worker_id) if worker_turn.claim_count else None
         if claim_request is None or (worker_turn.claim_count == 1 and worker_turn.is_idle):
             return claim_request
         return msgspec.structs.replace(
@@ -324,9 +325,9 @@ def _emptied(batch: Batch) -> Part:
     return part
 
 
-def _defer(part: Part, answer: BatchResult) -> None:
-    """Keep it for later. Heartbeats need no second try: the next ones follow soon."""
-    left = answer.left
+def _defer(part: Part, result: BatchResult) -> None:
+    """Keep a part for later. Heartbeats are not retried, since the next ones follow soon."""
+    left = result.deferred
     left.posts += part.posts
     left.answered += part.answered
     for worker_id, worker_turn in part.worker_turns.items():
@@ -334,12 +335,12 @@ def _defer(part: Part, answer: BatchResult) -> None:
 
 
 def _request(call: Call) -> Request:
-    """The key alone says that it is the same: a body may differ in a time stamp."""
+    """Return the idempotency request of a call. Only the key counts, since a body may differ in a time stamp."""
     key = hashlib.sha256(f"mdp\0{call.job.task}\0{call.key}".encode()).digest()
     return Request(key, hashlib.sha256(call.job.task.encode()).digest(), KEY_KEPT_S)
 
 
 def _without_results(turn: Turn, why: str) -> Turn:
-    """Let those whose reply cannot be stored fail for that, as everywhere."""
+    """Return the turn with its results replaced by failures, since a result cannot be stored."""
     endings = [conclude(Attempt(done.job_id, done.token, Policy(), 0, 0), NotStorable(why)) for done in turn.done]
     return msgspec.structs.replace(turn, done=(), endings=(*turn.endings, *endings))

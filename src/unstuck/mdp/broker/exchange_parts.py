@@ -1,20 +1,34 @@
-"""Take the exchange of an order apart, so that what a lock concerns can wait alone. Pure."""
+"""Split a batch into steps and parts, so that what another session's lock concerns can wait alone."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from unstuck.errors import LedgerBusy, RefusedValue
 from unstuck.ledger.contract.workers import RemoteHeartbeat
 from unstuck.mdp.broker.batch import Batch, NewRequest, WorkerTurn
 
 Key = tuple[int, int]
 """An attempt: (job_id, token)."""
 Owner = str | bytes
-"""The worker or the client that a part is about."""
+"""The worker or the client that a part concerns."""
+
+
+def _as_it_is(error: LedgerBusy | RefusedValue) -> "Sequence[Step] | None":
+    return None
+
+
+class Step(NamedTuple):
+    do: Callable[[], None]
+    """May be repeated after an outage."""
+    instead: "Callable[[LedgerBusy | RefusedValue], Sequence[Step] | None]" = _as_it_is
+    """Return the steps to do in place of this one, after another session's lock or a value that cannot be stored. No
+    steps: it was deferred or dropped. None: repeat it as it is."""
 
 
 @dataclass
 class Part:
-    """What is written in one commit. The parts of an order are written in any order, and each at most once."""
+    """What is written in one commit. The parts of a batch are written in any order, and each at most once."""
 
     posts: list[NewRequest] = field(default_factory=list)
     worker_turns: dict[str, WorkerTurn] = field(default_factory=dict)
@@ -27,7 +41,7 @@ class Part:
 
     @property
     def owners(self) -> list[Owner]:
-        return [*dict.fromkeys(post.asked.client for post in self.posts), *self.worker_turns]
+        return [*dict.fromkeys(post.request.client for post in self.posts), *self.worker_turns]
 
     def attempts(self) -> dict[Key, str]:
         """Return the attempts whose rows are written, with their workers."""
@@ -36,7 +50,7 @@ class Part:
         }
 
     def split(self) -> list["Part"]:
-        """Return two smaller parts, or this one if it concerns one client or one piece of one worker alone.
+        """Return two smaller parts, or this one if it concerns one client or one piece of one worker.
 
         All posts of a client stay together, so that its requests keep their order."""
         if self.heartbeats and (self.posts or self.worker_turns or self.answered):
@@ -54,13 +68,13 @@ class Part:
 
     def of(self, owners: Collection[Owner]) -> "Part":
         return Part(
-            [post for post in self.posts if post.asked.client in owners],
+            [post for post in self.posts if post.request.client in owners],
             {worker_id: worker_turn for worker_id, worker_turn in self.worker_turns.items() if worker_id in owners},
         )
 
     def pieces(self) -> list["Part"]:
         """Return the smallest parts that can be written alone."""
-        parts = [self.of([client]) for client in dict.fromkeys(post.asked.client for post in self.posts)]
+        parts = [self.of([client]) for client in dict.fromkeys(post.request.client for post in self.posts)]
         parts += [Part(answered=self.answered)] if self.answered else []
         parts += [Part(heartbeats=self.heartbeats)] if self.heartbeats else []
         for worker_id, worker_turn in self.worker_turns.items():
@@ -68,7 +82,7 @@ class Part:
         return parts
 
     def take(self, keys: Collection[Key]) -> "Part":
-        """Take what is said of these attempts out of this part, and return it."""
+        """Remove and return what concerns these attempts."""
         taken = Part()
         for worker_id, worker_turn in list(self.worker_turns.items()):
             if out := _taken(worker_turn, keys):
@@ -78,9 +92,9 @@ class Part:
         return taken
 
     def name(self) -> Owner:
-        """Return what this part is remembered by while it waits; of pieces, one each."""
+        """Return the key under which this part is remembered while it waits."""
         if self.posts:
-            return self.posts[0].asked.client
+            return self.posts[0].request.client
         return " ".join(
             f"{worker_id} {sorted(turn_keys(worker_turn))}" for worker_id, worker_turn in self.worker_turns.items()
         )
@@ -96,12 +110,12 @@ def turn_keys(worker_turn: WorkerTurn) -> Iterator[Key]:
 
 
 def outcome_keys(worker_turn: WorkerTurn) -> Iterator[Key]:
-    """Return the attempts that this hand ends."""
+    """Return the attempts that this turn ends."""
     yield from turn_keys(WorkerTurn(worker_turn.done, worker_turn.endings))
 
 
 def merge(into: Batch, more: Batch) -> None:
-    """Add what `more` asks to `into`, behind what stands there."""
+    """Append `more` to `into`."""
     for worker_id, worker_turn in more.worker_turns.items():
         merge_turn(into.worker_turns.setdefault(worker_id, WorkerTurn()), worker_turn)
     for name in (
@@ -109,7 +123,7 @@ def merge(into: Batch, more: Batch) -> None:
         "posts",
         "deaths",
         "withdrawn",
-        "notes",
+        "progress_notes",
         "retired",
         "stale_registrations",
         "answered",
@@ -120,7 +134,7 @@ def merge(into: Batch, more: Batch) -> None:
 
 def merge_turn(into: WorkerTurn, more: WorkerTurn) -> None:
     into.done += more.done
-    into.late += more.late
+    into.late_replies += more.late_replies
     into.endings += more.endings
     into.release += more.release
     into.claim_count, into.is_idle = max(into.claim_count, more.claim_count), into.is_idle or more.is_idle

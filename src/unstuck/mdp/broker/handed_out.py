@@ -1,9 +1,9 @@
-"""Note in shared memory which request each old worker has, so that the next broker on this host knows it if this one is
-killed.
+"""A record in shared memory of the request that each old worker has. If the broker is killed, the next one on this host
+reads it.
 
-Jobs are claimed for a quick worker in advance and wait at the broker. Only the broker knows which of them it handed
-out, and an old worker cannot say it. The memory outlives the process. A lock on it, which the kernel lets go of at the
-end of the process, says whether its broker is dead.
+The broker prefetches jobs for a quick worker. Only the broker knows which of them it sent, and an old worker cannot
+report it. The memory outlives the process. The broker holds a lock on it, which the kernel releases when the process
+ends, so a free lock means that the broker is dead.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ from unstuck.mdp.protocol import is_automatic
 
 PREFIX = "unstuckbroker-"
 MAX_WORKERS = 8192
-"""Further ones are not noted: what was claimed for them waits for `mdp.busy_timeout` if the broker is killed."""
+"""Further ones are not recorded. If the broker is killed, jobs claimed for them wait for `mdp.busy_timeout`."""
 REUSE_AFTER_S = 60.0
-"""How long the record of a worker that left stays: until its end is in the ledger."""
+"""How long the slot of a worker that left is kept, which is until its end is in the ledger."""
 
 FORGET_AFTER_S = 86_400.0
-"""When the record of a dead broker is removed that no broker of its ledger came for."""
+"""Age at which the record of a dead broker is removed if no other broker of its ledger has settled it."""
 
 _I64 = struct.Struct("=q")
 _WORKER_BYTES = 24
@@ -43,12 +43,12 @@ _FREE, _IDLE, _WORKING, _CHANGING, _WORKING_QUICKLY = range(5)
 
 
 def digest_of(url: str) -> str:
-    """Return what the files of all brokers of a ledger have in their names."""
+    """Return the part of the file name that all brokers of a ledger share."""
     return hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
 def mark_of(identity: bytes) -> bytes:
-    """Return what is noted of a routing id that a worker chose itself, and nothing of one that a socket made up."""
+    """Return a digest of a routing id that the worker chose, and nothing for one that the socket made up."""
     if is_automatic(identity):
         return b""
     return hashlib.sha256(identity).digest()[:_IDENTITY_BYTES]
@@ -59,7 +59,7 @@ def _head_of(address: str) -> bytes:
 
 
 class HandedOut:
-    """The record of a living broker. Without a file it is kept for nobody."""
+    """The record of a living broker. Without a file it records nothing."""
 
     def __init__(self, path: Path | None = None, memory: mmap.mmap | None = None, fd: int = -1) -> None:
         self._path = path
@@ -71,7 +71,7 @@ class HandedOut:
 
     @classmethod
     def create(cls, folder: Path, digest: str, address: str = "") -> "HandedOut":
-        """Make the file of this broker; without room for it, go without."""
+        """Create the file of this broker. If that fails, return a record without a file."""
         name = f"{digest}-{secrets.token_hex(8)}"
         hidden, path = folder / f".{PREFIX}{name}", folder / f"{PREFIX}{name}"
         try:
@@ -80,7 +80,7 @@ class HandedOut:
             return cls()
         try:
             os.ftruncate(fd, _SIZE_BYTES)
-            # Locked before it can be found: nobody takes it for that of a dead broker.
+            # Locked before it can be found, so that no broker takes it for that of a dead one.
             fcntl.flock(fd, fcntl.LOCK_EX)
             memory = mmap.mmap(fd, _SIZE_BYTES)
             memory[:_HEAD_BYTES] = _head_of(address)
@@ -92,7 +92,7 @@ class HandedOut:
         return cls(path, memory, fd)
 
     def close(self) -> None:
-        """End in order: nothing of this broker is left to the next one."""
+        """Remove the record, since a broker that shuts down leaves nothing to the next one."""
         if self._path is not None and self._memory is not None:
             self._path.unlink(missing_ok=True)
             self._memory.close()
@@ -100,18 +100,18 @@ class HandedOut:
             self._path = self._memory = None
 
     def add(self, worker_id: str, now_s: float, identity: bytes = b"") -> None:
-        """Begin the record of an old worker, which has nothing yet."""
+        """Start the slot of an old worker, which has no request yet."""
         at = self._free_slot(now_s)
-        said = worker_id.encode()
-        if self._memory is None or at is None or len(said) > _WORKER_BYTES:
+        encoded = worker_id.encode()
+        if self._memory is None or at is None or len(encoded) > _WORKER_BYTES:
             return
         self._slots[worker_id] = at
-        self._memory[at + _WORKER : at + _IDENTITY] = said.ljust(_WORKER_BYTES, b"\0")
+        self._memory[at + _WORKER : at + _IDENTITY] = encoded.ljust(_WORKER_BYTES, b"\0")
         self._memory[at + _IDENTITY : at + _SLOT_BYTES] = mark_of(identity).ljust(_IDENTITY_BYTES, b"\0")
         self._mark(at, _IDLE)
 
     def give(self, worker_id: str, job_id: int, token: int, *, quick: bool) -> None:
-        """Note it before it is sent. `quick`: this worker answers within milliseconds, and the job may run again."""
+        """Record a request before it is sent. `quick`: the worker is fast, and the job may run again."""
         at = self._slots.get(worker_id)
         if at is not None and self._memory is not None:
             self._mark(at, _CHANGING)
@@ -120,7 +120,7 @@ class HandedOut:
             self._mark(at, _WORKING_QUICKLY if quick else _WORKING)
 
     def take(self, worker_id: str) -> None:
-        """Note that its reply has come."""
+        """Record that its reply has come."""
         if (at := self._slots.get(worker_id)) is not None:
             self._mark(at, _IDLE)
 
@@ -144,20 +144,20 @@ class HandedOut:
 
 
 @dataclass(eq=False)
-class Estate:
-    """What a dead broker left. It is removed when all of it is settled; before that, the next broker finds it again."""
+class DeadBrokerRecord:
+    """The record of a dead broker. It is removed when all its workers are settled."""
 
     path: Path
     fd: int
     unsettled: set[str] = field(default_factory=set)
-    is_kept: bool = False
-    """Only a broker at the address of the dead one can find out more about it."""
+    needs_same_address: bool = False
+    """Only a broker at the address of the dead one can learn more about its workers."""
 
     def settled(self, worker_id: str) -> None:
         self.unsettled.discard(worker_id)
         if self.unsettled:
             return
-        if self.is_kept:
+        if self.needs_same_address:
             self.leave()
         else:
             self.close()
@@ -168,40 +168,40 @@ class Estate:
         self.leave()
 
     def leave(self) -> None:
-        """Leave the rest to the next broker."""
+        """Close the file, and leave the rest to the next broker."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 @dataclass(frozen=True)
-class Abandoned:
+class AbandonedWorker:
     """An old worker whose broker died."""
 
     worker_id: str
     working_on: tuple[int, int] | None
-    """The job and the token that it was given last, if its reply had not come. All else never reached it, or its reply
-    was lost."""
-    estate: Estate
+    """Job and token of the last request sent to it, unless the reply came. Other jobs were never sent, or their replies
+    were lost."""
+    record: DeadBrokerRecord
     is_quick: bool = False
-    """It answered within milliseconds before, and may do that job again."""
-    is_near: bool = False
-    """Its broker listened at the address of the present one, so that it comes back to this one."""
+    """It answered within milliseconds before, and its job may run again."""
+    is_same_address: bool = False
+    """Its broker listened at the address of this one, so the worker comes back here."""
     mark: bytes = b""
-    """Of its routing id; see `mark_of`."""
+    """Digest of its routing id; see `mark_of`."""
     is_given_up: bool = False
-    """No reply of it will come."""
+    """Its reply will not come."""
 
     @property
     def may_be_given_up(self) -> bool:
-        """Return whether there can be evidence that its reply will not come, before the busy timeout."""
-        return self.working_on is not None and (self.is_quick or self.is_near)
+        """Return whether there can be evidence before the busy timeout that its reply will not come."""
+        return self.working_on is not None and (self.is_quick or self.is_same_address)
 
 
-def find_abandoned(folder: Path, digest: str, address: str = "", known: Container[Path] = ()) -> list[Abandoned]:
+def find_abandoned(folder: Path, digest: str, address: str = "", known: Container[Path] = ()) -> list[AbandonedWorker]:
     """Return the old workers of all brokers of this ledger that died on this host, except those in `known` files.
     `address` is our own."""
-    found: list[Abandoned] = []
+    found: list[AbandonedWorker] = []
     for path in folder.glob(f"{PREFIX}{digest}-*"):
         with contextlib.suppress(OSError):
             found += [] if path in known else _abandoned_in(path, address)
@@ -211,43 +211,43 @@ def find_abandoned(folder: Path, digest: str, address: str = "", known: Containe
     return found
 
 
-class Heir:
-    """A living broker: it finds what others leave that die."""
+class DeadBrokers:
+    """Finds the records of dead brokers for a living one."""
 
     def __init__(self, folder: Path, digest: str, address: str) -> None:
         self._folder = folder
         self._digest = digest
         self._address = address
-        self._estates: dict[Path, Estate] = {}
+        self._records: dict[Path, DeadBrokerRecord] = {}
 
-    def find(self) -> list[Abandoned]:
-        """Return the old workers of brokers that died since the last look."""
-        found = find_abandoned(self._folder, self._digest, self._address, self._estates)
-        self._estates |= {one.estate.path: one.estate for one in found}
+    def find(self) -> list[AbandonedWorker]:
+        """Return the old workers of brokers that died since the last call."""
+        found = find_abandoned(self._folder, self._digest, self._address, self._records)
+        self._records |= {one.record.path: one.record for one in found}
         return found
 
     def leave(self) -> None:
-        """Leave to the next broker what is not settled."""
-        for estate in self._estates.values():
-            estate.leave()
+        """Leave unsettled records to the next broker."""
+        for record in self._records.values():
+            record.leave()
 
 
 def _remove_if_old(path: Path) -> None:
-    """Remove what a dead broker of any ledger left long ago: its jobs were settled by the busy timeout since."""
+    """Remove an old record of a dead broker of any ledger. The busy timeout has settled its jobs."""
     if time.time() - path.lstat().st_mtime > FORGET_AFTER_S:
         os.close(_locked(path))
         path.unlink(missing_ok=True)
 
 
 def _locked(path: Path) -> int:
-    """Open the file of a dead broker, and lock it; OSError if its broker lives or it is no such file."""
+    """Open and lock the record of a dead broker. Raise OSError if its broker lives, or if it is not a record."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         about = os.fstat(fd)
-        # Others could write into the folder: only what we wrote ourselves counts.
+        # Other users may write into the folder. Only our own files count.
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_size != _SIZE_BYTES:
             raise OSError(f"{path} is no record of a broker")
-        # Its broker lives if this fails.
+        # This fails if its broker lives.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(fd)
@@ -255,24 +255,24 @@ def _locked(path: Path) -> int:
     return fd
 
 
-def _abandoned_in(path: Path, address: str) -> list[Abandoned]:
+def _abandoned_in(path: Path, address: str) -> list[AbandonedWorker]:
     fd = _locked(path)
-    said = os.pread(fd, _SIZE_BYTES, 0)
-    is_near = said[:_HEAD_BYTES] == _head_of(address)
-    estate = Estate(path, fd)
+    data = os.pread(fd, _SIZE_BYTES, 0)
+    is_same_address = data[:_HEAD_BYTES] == _head_of(address)
+    record = DeadBrokerRecord(path, fd)
     found = []
-    for at in range(_HEAD_BYTES, len(said), _SLOT_BYTES):
-        (state,) = _I64.unpack_from(said, at + _STATE)
+    for at in range(_HEAD_BYTES, len(data), _SLOT_BYTES):
+        (state,) = _I64.unpack_from(data, at + _STATE)
         if state not in (_IDLE, _WORKING, _WORKING_QUICKLY):
-            # Killed in the middle of a change: nobody knows what it had.
+            # The broker was killed in the middle of a change, so the request is unknown.
             continue
-        worker_id = said[at + _WORKER : at + _IDENTITY].rstrip(b"\0").decode("ascii", "replace")
-        mark = said[at + _IDENTITY : at + _SLOT_BYTES]
-        (job_id,), (token,) = _I64.unpack_from(said, at + _JOB), _I64.unpack_from(said, at + _TOKEN)
+        worker_id = data[at + _WORKER : at + _IDENTITY].rstrip(b"\0").decode("ascii", "replace")
+        mark = data[at + _IDENTITY : at + _SLOT_BYTES]
+        (job_id,), (token,) = _I64.unpack_from(data, at + _JOB), _I64.unpack_from(data, at + _TOKEN)
         working_on = None if state == _IDLE else (job_id, token)
-        found.append(Abandoned(worker_id, working_on, estate, state == _WORKING_QUICKLY, is_near, mark))
-    estate.unsettled |= {one.worker_id for one in found}
-    estate.is_kept = any(one.working_on is not None and not one.may_be_given_up for one in found)
+        found.append(AbandonedWorker(worker_id, working_on, record, state == _WORKING_QUICKLY, is_same_address, mark))
+    record.unsettled |= {one.worker_id for one in found}
+    record.needs_same_address = any(one.working_on is not None and not one.may_be_given_up for one in found)
     if not found:
-        estate.close()
+        record.close()
     return found

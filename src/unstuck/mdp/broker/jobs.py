@@ -1,4 +1,4 @@
-"""From request frames to jobs, and from jobs and results back to frames."""
+"""Translate request frames to jobs, and jobs and results back to frames."""
 
 import base64
 import hashlib
@@ -34,20 +34,20 @@ MAX_CONCURRENCY_KEY_CHARS = 500
 MAX_OWN_ID_CHARS = 200
 MAX_OWN_ID_BITS = 128
 OPTIONS = ("priority", "idempotency_key", "job_id", "concurrency_key", OWN_ID)
-_MARK = "\0"
-"""In no key that is kept as its client wrote it."""
+_SEPARATOR = "\0"
+"""Never part of a key that is stored as its client wrote it."""
 LEAST_PRIORITY, MOST_PRIORITY = -1000, 1000
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
-    """One thing to be done; a request may carry several."""
+    """One call of a request, which may have several."""
 
     job: NewJob
     own_id: str | None = None
     key: str | None = None
-    """The idempotency key, as `_key` and `_key_of_call` write it: with the same one the call is done once."""
+    """The idempotency key, as returned by `_key` or `_key_of_call`. Calls with the same key are done once."""
     concurrency_key: str | None = None
-    """The concurrency key, where its client said one."""
+    """The concurrency key, if the client sent one."""
 
 
 class CallOptions(msgspec.Struct, frozen=True, gc=False):
@@ -58,18 +58,18 @@ class CallOptions(msgspec.Struct, frozen=True, gc=False):
 
 
 def bare_policy(retry_attempts: int) -> Policy:
-    """Give the rule of a service that nobody registered as a task: a crash sends it back, so often and no more."""
+    """Return the policy of a service that is not a known task: up to `retry_attempts` retries after crashes."""
     return Policy(on_crash="retry" if retry_attempts else "fail", max_crash_retries=max(1, retry_attempts))
 
 
 def read_calls(request: Request, tasks: Mapping[str, TaskRecord], retry_attempts: int, by: str) -> list[Call]:
-    """Give the calls of a request. Whatever cannot be read is body, and kept as it came."""
+    """Return the calls of a request. Frames that cannot be read are stored as they came."""
     service = request.service.decode("ascii")
-    said = _options(read_fields(request.correlation, OPTIONS)) if request.correlation else CallOptions()
+    common = _options(read_fields(request.correlation, OPTIONS)) if request.correlation else CallOptions()
     maps = [read_fields(frame, OPTIONS) for frame in request.body] if len(request.body) > 1 else []
     if maps and all(one is not None for one in maps):
         # A map of options, then one map per call.
-        options = _options(maps[0], said)
+        options = _options(maps[0], common)
         calls = [(frame, value) for frame, value in zip(request.body[1:], maps[1:], strict=True)]
         return [
             _call(
@@ -87,10 +87,10 @@ def read_calls(request: Request, tasks: Mapping[str, TaskRecord], retry_attempts
             )
             for place, (frame, value) in enumerate(calls)
         ]
-    own_id = said.own_id
+    own_id = common.own_id
     if len(request.body) == 1:
         own_id = _own_id(_only(request.body[0])) or own_id
-    options = CallOptions(said.priority, said.key, own_id, said.concurrency_key)
+    options = CallOptions(common.priority, common.key, own_id, common.concurrency_key)
     return [_call(service, request.body, tasks, retry_attempts, by, options)]
 
 
@@ -110,7 +110,7 @@ def _call(
 
 
 def as_task(call: Call, known: TaskRecord) -> Call:
-    """Give the same call by the rules of a task that was not known when it came."""
+    """Return the same call with the policy of a task that was not known when it came."""
     job = call.job
     rules = _rules(known.policy)
     again = _job(job.task, known.queue, job.payload, rules, job.priority, job.enqueued_by or "", call.concurrency_key)
@@ -121,44 +121,46 @@ class _Rules(msgspec.Struct, frozen=True):
     policy: Policy
     encoded: bytes
     more: JobExtras | None
-    """What is the same for every job of the task."""
+    """Extras that are the same for every job of the task."""
 
     @property
-    def has_lines(self) -> bool:
+    def has_concurrency_key(self) -> bool:
         return self.policy.order.key is not None or self.policy.order.computed
 
 
 @lru_cache(1_000)
 def _rules(stored: bytes) -> _Rules:
-    return _made(decode_policy(stored))
+    return _prepared(decode_policy(stored))
 
 
 @lru_cache(10)
 def _bare_rules(retry_attempts: int) -> _Rules:
-    return _made(bare_policy(retry_attempts))
+    return _prepared(bare_policy(retry_attempts))
 
 
-def _made(given: Policy) -> _Rules:
+def _prepared(given: Policy) -> _Rules:
     policy, hooks = without_hooks(given)
-    ties = JobExtras(hooks=hooks, expires_in_s=policy.order.expires_s, retain_s=policy.order.retain_s)
-    return _Rules(policy, encode_policy(policy), None if ties == JobExtras() else ties)
+    extras = JobExtras(hooks=hooks, expires_in_s=policy.order.expires_s, retain_s=policy.order.retain_s)
+    return _Rules(policy, encode_policy(policy), None if extras == JobExtras() else extras)
 
 
 def _job_extras(service: str, payload: bytes, rules: _Rules, concurrency_key: str | None) -> JobExtras | None:
-    if concurrency_key is None and not rules.has_lines:
+    if concurrency_key is None and not rules.has_concurrency_key:
         return rules.more
-    ties = rules.more or JobExtras()
-    limit = rules.policy.order.limit if rules.has_lines else None
+    extras = rules.more or JobExtras()
+    limit = rules.policy.order.limit if rules.has_concurrency_key else None
     return msgspec.structs.replace(
-        ties,
+        extras,
         concurrency_key=concurrency_key or _concurrency_key(service, payload, rules.policy.order),
         concurrency_limit=limit,
     )
 
 
 def _concurrency_key(service: str, payload: bytes, key_rule: KeyRule) -> str:
-    """Give the line in which a request stands. Where nobody can say its key, because the app computes it or the body
-    has no such arguments, all of those stand in one line: better one after the other than two that should not meet."""
+    """Return the concurrency key of a request.
+
+    If it cannot be computed here, because only the app can or because arguments are missing, the name of the service
+    is the key. Jobs then wait for each other without need, but none run together that must not."""
     try:
         return concurrency_key_of(key_rule, (), named_arguments(payload, names_in_key(key_rule)), service) or service
     except (ConfigError, PayloadError):
@@ -203,35 +205,36 @@ def _options(given: dict[str, Any] | None, before: CallOptions | None = None) ->
     )
 
 
-def _key(said: object) -> str | None:
-    """Return an idempotency key such that different keys stay different: a long one becomes its hash."""
-    said = _number(said)
-    if isinstance(said, int | float):
-        # In base 16: a number of CBOR may have more digits than Python writes in base 10.
-        said = str(said) if isinstance(said, float) or said.bit_length() <= MAX_OWN_ID_BITS else hex(said)
-    if isinstance(said, str) and 0 < len(said) <= MAX_KEY_CHARS and _MARK not in said:
-        return said
-    if not isinstance(said, str | bytes) or not said:
+def _key(value: object) -> str | None:
+    """Return the idempotency key to store. Different keys stay different: a long one is replaced by its hash."""
+    value = _number(value)
+    if isinstance(value, int | float):
+        # In base 16, since a CBOR integer may have more digits than Python writes in base 10.
+        value = str(value) if isinstance(value, float) or value.bit_length() <= MAX_OWN_ID_BITS else hex(value)
+    if isinstance(value, str) and 0 < len(value) <= MAX_KEY_CHARS and _SEPARATOR not in value:
+        return value
+    if not isinstance(value, str | bytes) or not value:
         return None
-    kind, data = ("text", said.encode("utf-8", "surrogatepass")) if isinstance(said, str) else ("bytes", said)
-    return f"{_MARK}{kind} {hashlib.sha256(data).hexdigest()}"
+    kind, data = ("text", value.encode("utf-8", "surrogatepass")) if isinstance(value, str) else ("bytes", value)
+    return f"{_SEPARATOR}{kind} {hashlib.sha256(data).hexdigest()}"
 
 
-def _number(said: object) -> object:
-    """Return a whole number as an integer: clients in JavaScript send large ones as floats. A truth value, an infinite
-    number and NaN count as left out."""
-    if isinstance(said, bool) or (isinstance(said, float) and not isfinite(said)):
+def _number(value: object) -> object:
+    """Return a whole number as an integer, since JavaScript clients send large ones as floats.
+
+    None for booleans, infinite numbers and NaN, which count as missing."""
+    if isinstance(value, bool) or (isinstance(value, float) and not isfinite(value)):
         return None
-    return int(said) if isinstance(said, float) and said.is_integer() else said
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _key_of_call(key: str | None, place: int) -> str | None:
-    """Return the key of one of several calls: no client can send it as the key of a single one."""
-    return None if key is None else f"{key}{_MARK}{place}"
+    """Return the key of one of several calls, which no client can send as the key of a single one."""
+    return None if key is None else f"{key}{_SEPARATOR}{place}"
 
 
 def _only(frame: bytes) -> dict[str, Any] | None:
-    """Return what the broker itself wants to know of a body; the rest of it is not read here."""
+    """Return the options that the broker reads from a body, and nothing else of it."""
     found = read_fields(frame, OPTIONS)
     return read_json_fields(frame, OPTIONS) if found is None else found
 
@@ -239,7 +242,7 @@ def _only(frame: bytes) -> dict[str, Any] | None:
 def _own_id(parameters: dict[str, Any] | None) -> str | None:
     found = None if parameters is None else _number(parameters.get(OWN_ID))
     if isinstance(found, int) and found.bit_length() > MAX_OWN_ID_BITS:
-        # A number of CBOR may have more digits than Python writes.
+        # A CBOR integer may have more digits than Python writes.
         return None
     return storable_text(str(found), MAX_OWN_ID_CHARS) if isinstance(found, str | int) and found != "" else None
 
@@ -257,7 +260,7 @@ CRASHES = frozenset({ErrorCode.WORKER_CRASHED.value, ErrorCode.OUT_OF_MEMORY.val
 
 
 def result_of(job: Claimed, body: Sequence[bytes]) -> bytes:
-    """Give what is stored: the frames as they came, or, for a job that was enqueued with JSON, JSON."""
+    """Return the result to store: the frames as they came, or JSON for a job that was enqueued as JSON."""
     return pack_frames(body) if job.payload_type == FRAMES else json_of(body)
 
 
@@ -278,24 +281,24 @@ def body_of(result: bytes) -> list[bytes]:
 
 
 def request_of(job: Claimed) -> list[bytes]:
-    """Give the body that a worker gets: the frames as they came, or the JSON of somebody's arguments."""
+    """Return the body of the request to a worker: the frames as they came, or the arguments as JSON."""
     if job.payload_type == FRAMES:
         return body_of(job.payload)
-    # Only a node of a workflow has inputs; its worker need not know of the others.
+    # Only a node of a workflow has inputs. Its worker need not know about workflows.
     return [msgspec.json.encode(call_with_results(job.payload, job.inputs)) if job.inputs else job.payload]
 
 
 def raised_in(error: bytes) -> Raised | None:
-    """Read the error of one of our own workers; None where there is none."""
+    """Read the error that a worker of Unstuck reports; None if there is none."""
     found = read_note(error) if error else None
     if found is None or "error" not in found:
         return None
     return Raised(*(_text(found.get(name, "")) for name in ("error", "message", "traceback")))
 
 
-def _text(said: object) -> str:
-    # Of a stranger: some numbers of CBOR have more digits than Python writes.
-    return said if isinstance(said, str) else type(said).__name__
+def _text(value: object) -> str:
+    # It may be anything: some CBOR integers have more digits than Python writes.
+    return value if isinstance(value, str) else type(value).__name__
 
 
 def failed(attempt: Attempt, raised: Raised) -> Ending:

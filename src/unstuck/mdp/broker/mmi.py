@@ -1,4 +1,4 @@
-"""Answer what clients ask through `mmi.` and only the ledger knows: codes as 8/MMI has them, the rest as CBOR."""
+"""Answers to `mmi.` queries that only the ledger can give: codes of 8/MMI, and CBOR for the rest."""
 
 from typing import Any
 
@@ -22,12 +22,12 @@ class MmiAnswers:
         self._ledger = ledger
         self._settings = settings
 
-    def answer(self, question: MmiQuery) -> list[bytes]:
-        match question.name:
+    def answer(self, query: MmiQuery) -> list[bytes]:
+        match query.name:
             case "mmi.service":
-                return [self._service(question.body[0])]
+                return [self._service(query.body[0])]
             case "mmi.status":
-                return self._status(question.body[0])
+                return self._status(query.body[0])
             case "mmi.list":
                 return [protocol.OK, write_map({"services": self._services()})]
             case "mmi.workers":
@@ -45,11 +45,11 @@ class MmiAnswers:
         pair = (known.get(service, service), service)
         return protocol.NOT_FOUND if self._ledger.unserved([pair]) else protocol.OK
 
-    def _status(self, said: bytes) -> list[bytes]:
-        record = self._job(said)
+    def _status(self, query: bytes) -> list[bytes]:
+        record = self._job(query)
         if record is None:
             return [protocol.NOT_FOUND]
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "job_id": str(record.id),
             "ledger_id": record.id,
             "service": record.task,
@@ -59,19 +59,19 @@ class MmiAnswers:
             "final": record.state in FINAL_STATES,
         }
         if record.error is not None:
-            told |= {"error": str(record.error.code), "message": record.error.message, "cause": record.error.cause}
+            fields |= {"error": str(record.error.code), "message": record.error.message, "cause": record.error.cause}
         body = []
         if record.state is JobState.SUCCEEDED and record.result is not None:
             body = jobs.body_of(record.result) if record.payload_type == FRAMES else [record.result]
-        return [protocol.OK, write_map(told), *body]
+        return [protocol.OK, write_map(fields), *body]
 
-    def _job(self, said: bytes) -> JobRecord | None:
-        asked = (read_note(said) or {}).get("job_id", said)
-        if isinstance(asked, int):
-            return self._ledger.job(asked) if 0 <= asked < 10**MAX_DIGITS else None
-        if not isinstance(asked, bytes | str):
+    def _job(self, query: bytes) -> JobRecord | None:
+        job_id = (read_note(query) or {}).get("job_id", query)
+        if isinstance(job_id, int):
+            return self._ledger.job(job_id) if 0 <= job_id < 10**MAX_DIGITS else None
+        if not isinstance(job_id, bytes | str):
             return None
-        text = asked.decode("ascii", "replace") if isinstance(asked, bytes) else asked
+        text = job_id.decode("ascii", "replace") if isinstance(job_id, bytes) else job_id
         if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS:
             return None
         return self._ledger.job(int(text))

@@ -12,7 +12,7 @@ from unstuck.mdp import protocol
 KNOWN = ("mmi.service", "mmi.status", "mmi.list", "mmi.workers", "mmi.health", "mmi.notify")
 EVENTS = {
     "WORKER_DIED": protocol.WORKER_DIED,
-    # The command has one name and what it says (`error`) another: a client may know either.
+    # The command has one name and its `error` field another. A client may use either.
     "WORKER_CRASHED": protocol.WORKER_DIED,
     "NO_WORKERS": protocol.NO_WORKERS,
 }
@@ -29,29 +29,29 @@ class _Lease:
 
 
 class Subscriptions:
-    """Clients that asked for notices. Nobody else is ever sent anything but replies."""
+    """Clients that subscribed to notifications. All others are sent nothing but replies."""
 
     def __init__(self) -> None:
         self._leases: dict[bytes, _Lease] = {}
-        self._gone: dict[bytes, None] = {}
-        """Those of them whose connections ended, in the order of their ends."""
+        self._disconnected: dict[bytes, None] = {}
+        """Subscribers whose connections ended, in that order."""
 
-    def is_on(self, client: bytes) -> bool:
+    def is_subscribed(self, client: bytes) -> bool:
         return client in self._leases
 
     def wants(self, client: bytes, command: bytes) -> bool:
         lease = self._leases.get(client)
         return lease is not None and command in lease.events
 
-    def ask(self, client: bytes, body: tuple[bytes, ...], now_s: float) -> list[bytes]:
-        """Take a wish for notices, or refuse it; give the answer."""
+    def subscribe(self, client: bytes, body: tuple[bytes, ...], now_s: float) -> list[bytes]:
+        """Accept or refuse a subscription, and return the body of the reply."""
         subscription = read_note(body[0]) if len(body) == 1 else None
         if subscription is None or subscription.get("v") != VERSION:
             return [protocol.NOT_IMPLEMENTED]
-        # An identity that a socket made up is somebody else's tomorrow.
+        # A routing id that a socket made up may belong to another client later.
         if protocol.is_automatic(client) or len(client) < protocol.LEAST_IDENTITY_BYTES:
             return [protocol.REFUSED, write_map({"why": "set a random routing id of at least 16 bytes"})]
-        if client not in self._leases and len(self._leases) >= MAX_SUBSCRIPTIONS and not self._gone:
+        if client not in self._leases and len(self._leases) >= MAX_SUBSCRIPTIONS and not self._disconnected:
             return [protocol.REFUSED, write_map({"why": "too many clients listen"})]
         events = subscription.get("events", list(EVENTS))
         ttl_s = subscription.get("ttl", USUAL_LEASE_S)
@@ -60,25 +60,25 @@ class Subscriptions:
         if ttl_s != ttl_s:
             return [protocol.NOT_IMPLEMENTED]
         if any(not isinstance(name, str) or name not in EVENTS for name in events):
-            # Who waits for something that is never told would wait in silence.
+            # A client that subscribed to an unknown event would wait forever.
             return [protocol.NOT_IMPLEMENTED, write_map({"why": f"events are {', '.join(EVENTS)}"})]
-        # Bounded before it is made a float: a number of CBOR may be longer than any float.
+        # Bounded before it becomes a float, since a CBOR number may be larger than any float.
         lease_s = float(min(max(ttl_s, 1.0), LONGEST_LEASE_S))
         wanted = frozenset(EVENTS[name] for name in events)
-        self._gone.pop(client, None)
+        self._disconnected.pop(client, None)
         if client not in self._leases and len(self._leases) >= MAX_SUBSCRIPTIONS:
-            # Whoever is gone makes room: a client that comes back asks again.
-            self._end(next(iter(self._gone)))
+            # A disconnected client makes room. If it comes back, it subscribes again.
+            self._end(next(iter(self._disconnected)))
         self._leases[client] = _Lease(now_s + lease_s, wanted)
         return [protocol.OK, write_map({"lease": lease_s, "v": VERSION})]
 
-    def come_back(self, client: bytes) -> None:
-        self._gone.pop(client, None)
+    def reconnected(self, client: bytes) -> None:
+        self._disconnected.pop(client, None)
 
-    def leave(self, client: bytes) -> None:
-        """Note that its connection ended. Its lease goes on, unless there is no room for others."""
+    def disconnected(self, client: bytes) -> None:
+        """Note that the connection of a client ended. Its lease stays until the room is needed."""
         if client in self._leases:
-            self._gone[client] = None
+            self._disconnected[client] = None
 
     def expire(self, now_s: float) -> list[bytes]:
         over = [client for client, lease in self._leases.items() if lease.until_s < now_s]
@@ -88,21 +88,21 @@ class Subscriptions:
 
     def _end(self, client: bytes) -> None:
         del self._leases[client]
-        self._gone.pop(client, None)
+        self._disconnected.pop(client, None)
 
 
 CRASHED = "Worker processing your job has crashed. Job will be retried."
 CRASHED_FOR_GOOD = "Worker processing your job has crashed. Job will not be retried."
-NOBODY = "No workers are currently available to process this job."
+NO_WORKERS = "No workers are currently available to process this job."
 EXPIRED = "No worker took this job in time. It was cancelled."
 
 MAX_MAPS = 50
-"""In one message."""
+"""Maximum number of maps in one message."""
 BURST = 20
 PER_SECOND = 10.0
-"""Messages to one client: the first few at once, then as many in a second, each with all that came meanwhile."""
+"""Messages to one client: the number sent at once, and per second after that. Each has all that came meanwhile."""
 MAX_KEPT = 1_000
-"""Of what one client waits for; the rest is counted."""
+"""Maximum number of notifications that wait for one client. The oldest ones beyond it are dropped and counted."""
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,14 @@ def crashed(
     service: str, own_id: str, job_id: int, attempt: int, cause: str | None, *, final: bool, at: float
 ) -> dict[str, Any]:
     message = CRASHED_FOR_GOOD if final else CRASHED
-    return _map("WORKER_CRASHED", service, message, own_id, job_id, at, attempt=attempt, final=final, cause=cause)
+    return _fields("WORKER_CRASHED", service, message, own_id, job_id, at, attempt=attempt, final=final, cause=cause)
 
 
-def nobody(service: str, own_id: str, job_id: int, *, expired: bool, at: float) -> dict[str, Any]:
-    return _map("NO_WORKERS", service, EXPIRED if expired else NOBODY, own_id, job_id, at, final=expired)
+def no_workers(service: str, own_id: str, job_id: int, *, expired: bool, at: float) -> dict[str, Any]:
+    return _fields("NO_WORKERS", service, EXPIRED if expired else NO_WORKERS, own_id, job_id, at, final=expired)
 
 
-def _map(error: str, service: str, message: str, own_id: str, job_id: int, at: float, **more: Any) -> dict[str, Any]:
+def _fields(error: str, service: str, message: str, own_id: str, job_id: int, at: float, **more: Any) -> dict[str, Any]:
     told = {name: value for name, value in more.items() if value is not None and value is not False}
     return {
         "error": error,
@@ -141,7 +141,7 @@ def _map(error: str, service: str, message: str, own_id: str, job_id: int, at: f
 class _ClientQueue:
     waiting: deque[PendingNotification] = field(default_factory=deque)
     urgent: deque[PendingNotification] = field(default_factory=deque)
-    """What does not wait for company."""
+    """Notifications that wait for no others."""
     tokens: float = BURST
     filled_s: float = 0.0
     due_s: float = 0.0
@@ -149,84 +149,83 @@ class _ClientQueue:
 
 
 class Notifications:
-    """One box per client."""
+    """Notifications that wait to be sent, in one queue per client."""
 
     def __init__(self, delay_s: float) -> None:
         self._delay_s = delay_s
-        self._boxes: dict[bytes, _ClientQueue] = {}
+        self._queues: dict[bytes, _ClientQueue] = {}
 
-    def add(self, client: bytes, notice: PendingNotification, now_s: float, *, at_once: bool = False) -> None:
-        """Keep a notice until it may leave. `at_once`: it waits for no others, and what was said of the same job before
-        leaves with it."""
-        box = self._boxes.setdefault(client, _ClientQueue(filled_s=now_s))
-        if len(box.waiting) + len(box.urgent) >= MAX_KEPT:
-            (box.waiting or box.urgent).popleft()
-            box.suppressed += 1
+    def add(self, client: bytes, notification: PendingNotification, now_s: float, *, at_once: bool = False) -> None:
+        """Queue a notification. `at_once`: it waits for no others, and earlier ones of the same job leave with it."""
+        queue = self._queues.setdefault(client, _ClientQueue(filled_s=now_s))
+        if len(queue.waiting) + len(queue.urgent) >= MAX_KEPT:
+            (queue.waiting or queue.urgent).popleft()
+            queue.suppressed += 1
         if at_once:
-            box.urgent.extend(one for one in box.waiting if one.job_id == notice.job_id)
-            box.waiting = deque(one for one in box.waiting if one.job_id != notice.job_id)
-            box.urgent.append(notice)
+            queue.urgent.extend(one for one in queue.waiting if one.job_id == notification.job_id)
+            queue.waiting = deque(one for one in queue.waiting if one.job_id != notification.job_id)
+            queue.urgent.append(notification)
             return
-        if not box.waiting:
-            box.due_s = now_s + self._delay_s
-        box.waiting.append(notice)
+        if not queue.waiting:
+            queue.due_s = now_s + self._delay_s
+        queue.waiting.append(notification)
 
     def forget_job(self, client: bytes, job_id: int) -> None:
-        """It is answered: nothing more is said of it."""
-        box = self._boxes.get(client)
-        if box is not None and (box.waiting or box.urgent):
-            box.waiting = deque(notice for notice in box.waiting if notice.job_id != job_id)
-            box.urgent = deque(notice for notice in box.urgent if notice.job_id != job_id)
+        """Drop the notifications of a job, since its reply follows."""
+        queue = self._queues.get(client)
+        if queue is not None and (queue.waiting or queue.urgent):
+            queue.waiting = deque(notification for notification in queue.waiting if notification.job_id != job_id)
+            queue.urgent = deque(notification for notification in queue.urgent if notification.job_id != job_id)
 
     def forget(self, client: bytes) -> None:
-        self._boxes.pop(client, None)
+        self._queues.pop(client, None)
 
     def due(self, now_s: float) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Give the messages that may leave now: to whom, and their frames."""
-        for client, box in self._boxes.items():
-            box.tokens = min(BURST, box.tokens + (now_s - box.filled_s) * PER_SECOND)
-            box.filled_s = now_s
-            if box.waiting and box.due_s <= now_s:
-                box.urgent += box.waiting
-                box.waiting.clear()
-            while box.urgent and box.tokens >= 1:
-                box.tokens -= 1
-                yield client, self._message(box)
+        """Yield the messages that may leave now: the client, and the frames."""
+        for client, queue in self._queues.items():
+            queue.tokens = min(BURST, queue.tokens + (now_s - queue.filled_s) * PER_SECOND)
+            queue.filled_s = now_s
+            if queue.waiting and queue.due_s <= now_s:
+                queue.urgent += queue.waiting
+                queue.waiting.clear()
+            while queue.urgent and queue.tokens >= 1:
+                queue.tokens -= 1
+                yield client, self._message(queue)
 
     def next_due_s(self) -> float | None:
-        """When to look again."""
+        """Return when the next message may leave."""
         moments = [
-            max(0.0 if box.urgent else box.due_s, box.filled_s + max(0.0, 1 - box.tokens) / PER_SECOND)
-            for box in self._boxes.values()
-            if box.waiting or box.urgent
+            max(0.0 if queue.urgent else queue.due_s, queue.filled_s + max(0.0, 1 - queue.tokens) / PER_SECOND)
+            for queue in self._queues.values()
+            if queue.waiting or queue.urgent
         ]
         return min(moments, default=None)
 
-    def _message(self, box: _ClientQueue) -> list[bytes]:
-        first = box.urgent.popleft()
+    def _message(self, queue: _ClientQueue) -> list[bytes]:
+        first = queue.urgent.popleft()
         batch = [first]
-        # Those of one kind and one request share a message; others come with the next.
+        # Notifications of one kind and one request share a message. Others come with the next.
         kept: deque[PendingNotification] = deque()
-        while box.urgent and len(batch) < MAX_MAPS:
-            notice = box.urgent.popleft()
-            if notice.command == first.command and notice.correlation == first.correlation:
-                batch.append(notice)
-            elif notice.command == first.command and box.tokens < BURST / 2:
-                # In a flood a client gets few messages with many maps, each of which names its job.
-                batch.append(notice)
+        while queue.urgent and len(batch) < MAX_MAPS:
+            notification = queue.urgent.popleft()
+            if notification.command == first.command and notification.correlation == first.correlation:
+                batch.append(notification)
+            elif notification.command == first.command and queue.tokens < BURST / 2:
+                # In a flood a client gets few messages with many maps. Each map names its job.
+                batch.append(notification)
             else:
-                kept.append(notice)
-        box.urgent = kept + box.urgent
-        alone = all(notice.correlation == first.correlation for notice in batch)
-        maps = [notice.map if alone else _named(notice) for notice in batch]
-        if box.suppressed:
-            maps[-1] = {**maps[-1], "suppressed": box.suppressed}
-            box.suppressed = 0
+                kept.append(notification)
+        queue.urgent = kept + queue.urgent
+        alone = all(notification.correlation == first.correlation for notification in batch)
+        maps = [notification.map if alone else _with_request_id(notification) for notification in batch]
+        if queue.suppressed:
+            maps[-1] = {**maps[-1], "suppressed": queue.suppressed}
+            queue.suppressed = 0
         correlation = first.correlation if alone else None
         return protocol.broker_notification(first.command, [write_map(one) for one in maps], correlation)
 
 
-def _named(notice: PendingNotification) -> dict[str, Any]:
-    """Say in the map itself which request it is about, where the message has many."""
-    said = read_note(notice.correlation) if notice.correlation else None
-    return notice.map if said is None or "id" not in said else {**notice.map, "id": said["id"]}
+def _with_request_id(notification: PendingNotification) -> dict[str, Any]:
+    """Return the map with the id of its request, for a message about several requests."""
+    fields = read_note(notification.correlation) if notification.correlation else None
+    return notification.map if fields is None or "id" not in fields else {**notification.map, "id": fields["id"]}

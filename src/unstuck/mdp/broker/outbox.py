@@ -1,21 +1,45 @@
-"""What both sides of the broker stand on: who is there, who waits, what goes out and what is to be written."""
+"""What leaves the broker: messages to peers and batches for the ledger. Messages that it drops are counted."""
 
-from collections.abc import Callable, Iterable
+import time
+from collections import Counter
+from collections.abc import Callable
+from math import inf
 from typing import NamedTuple
 
-from unstuck.config import MdpSettings
-from unstuck.ledger.contract.jobs import TaskRecord
-from unstuck.ledger.contract.workers import RemoteHeartbeat
-from unstuck.mdp.broker.backlog import Backlog, Visits
-from unstuck.mdp.broker.batch import Batch, WorkerDeath, WorkerTurn
+from unstuck.logs import logger
+from unstuck.mdp.broker.backlog import Backlog
+from unstuck.mdp.broker.batch import Batch, BatchResult, WorkerTurn
 from unstuck.mdp.broker.deferred import Deferred
-from unstuck.mdp.broker.dropped_messages import DroppedMessages
-from unstuck.mdp.broker.handed_out import Abandoned, HandedOut
-from unstuck.mdp.broker.notifications import Notifications, Subscriptions
-from unstuck.mdp.broker.request_addresses import new_key
-from unstuck.mdp.broker.requests import RequestTable
-from unstuck.mdp.broker.returned_jobs import ReturnedJobs
 from unstuck.mdp.broker.worker_table import ConnectedWorker, WorkerTable
+from unstuck.metrics.catalogue import MDP_DROPPED
+from unstuck.metrics.counters import Counters
+
+LOG_EVERY_S = 60.0
+"""Minimum time between two log lines about dropped messages of one kind."""
+
+log = logger("unstuck.mdp")
+
+
+class DroppedMessages:
+    """Counts of dropped messages by reason. The reasons are constants of the broker, so their number is bounded."""
+
+    def __init__(self, counters: Counters | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._counters = counters
+        self._clock = clock
+        self.counts: Counter[str] = Counter()
+        self._logged: dict[str, tuple[float, int]] = {}
+        """By reason: when it was logged last, and the count at that time."""
+
+    def add(self, why: str) -> None:
+        self.counts[why] += 1
+        if self._counters is not None:
+            self._counters.add(MDP_DROPPED, (why,))
+        now_s = self._clock()
+        at_s, before = self._logged.get(why, (-LOG_EVERY_S, 0))
+        if now_s - at_s >= LOG_EVERY_S:
+            count = self.counts[why]
+            self._logged[why] = (now_s, count)
+            log.warning("Messages were dropped", why=why, messages=count - before, in_all=count)
 
 
 class Send(NamedTuple):
@@ -24,77 +48,85 @@ class Send(NamedTuple):
 
 
 class Outbox:
-    """`new_id`, `new_key` and `wall` are given, so that a simulation can repeat itself."""
+    """Shared by both sides of the broker. While one batch is at the ledger, the next one fills."""
 
-    def __init__(
-        self,
-        settings: MdpSettings,
-        new_id: Callable[[], str],
-        wall: Callable[[], float],
-        handed: HandedOut | None = None,
-        find_abandoned: Callable[[], Iterable[Abandoned]] = tuple,
-        dropped: DroppedMessages | None = None,
-        new_key: Callable[[], str] = new_key,
-    ) -> None:
-        self._settings = settings
-        # Read once: a setting is parsed each time it is asked for.
-        self._interval_s = settings.heartbeat_interval_s
-        self._timeout_s = settings.heartbeat_timeout_s
-        self._busy_timeout_s = settings.busy_timeout_s
-        self._ttl_s = settings.request_ttl_s
-        self._new_id = new_id
-        self._new_key = new_key
-        self._run_id = new_id()
-        self._asked = 0
-        self._wall = wall
-        self.workers = WorkerTable()
-        self.requests = RequestTable()
-        self.listeners = Subscriptions()
-        self.notices = Notifications(settings.crash_notification_delay_ms / 1000)
-        self.tasks: dict[str, TaskRecord] = {}
-        self.dropped = dropped or DroppedMessages()
-        self._batch = Batch()
-        self._backlog = Backlog()
-        self._find_abandoned = find_abandoned
-        self._left_at_work: list[tuple[float, Abandoned]] = []
-        """Old workers that had a request when their broker died, and since when we know that."""
-        self.all_have_spoken = False
-        """Every peer that is connected has said something, so that none of them is silent because it works."""
-        self._handed = handed or HandedOut()
-        self._visits = Visits()
-        self._deferred = Deferred()
-        self._blameless = ReturnedJobs()
-        self._sent_away: set[bytes] = set()
-        """Strangers that beat since the last tick, and were sent away for it."""
-        self._under_way: Batch | None = None
-        self._ordered_s = float("inf")
-        """When that was sent."""
+    def __init__(self, dropped: DroppedMessages) -> None:
+        self.batch = Batch()
+        """The open batch."""
+        self.backlog = Backlog()
+        self.batch_sent_s = inf
+        """When the batch in flight, or the last one, was sent."""
+        self.is_closing = False
+        """The broker shuts down: it accepts no requests and hands out no jobs."""
+        self._dropped = dropped
         self._sends: list[Send] = []
-        self._departed: dict[str, WorkerDeath | None] = {}
-        """Who left while a job was looked for on its behalf: that one goes back first. None left in order."""
-        self._quick: set[str] = set()
-        """Workers that are given more than one job at a time."""
-        self._gone: set[bytes] = set()
-        """Clients that went while what they asked for was on its way to the ledger."""
-        self._gather_until_s: float | None = None
-        """Until then more is gathered for the next order."""
-        self._pulsed_s = 0.0
-        self._closing = False
+        self._in_flight: Batch | None = None
+        self._deferred = Deferred()
 
-    def _pulse(self, worker: ConnectedWorker) -> RemoteHeartbeat:
-        settled, worker.settled = worker.settled, 0
-        return RemoteHeartbeat(worker.worker_id, running=int(worker.assignment is not None), settled=settled)
+    def send(self, to: bytes, frames: list[bytes]) -> None:
+        self._sends.append(Send(to, frames))
 
-    def _queue(self, service: str) -> str:
-        known = self.tasks.get(service)
-        return service if known is None else known.queue
+    def send_to_worker(self, worker: ConnectedWorker, frames: list[bytes], now_s: float) -> None:
+        worker.sent_s = now_s
+        self.send(worker.identity, frames)
 
-    def _worker_turn(self, worker_id: str) -> WorkerTurn:
-        return self._batch.worker_turns.setdefault(worker_id, WorkerTurn())
+    def take_sends(self) -> list[Send]:
+        sends, self._sends = self._sends, []
+        return sends
 
-    def _tell(self, worker: ConnectedWorker, message: list[bytes], now_s: float) -> None:
-        worker.told_s = now_s
-        self._send(worker.identity, message)
+    def drop(self, why: str) -> None:
+        """Count a message that is dropped."""
+        self._dropped.add(why)
 
-    def _send(self, to: bytes, message: list[bytes]) -> None:
-        self._sends.append(Send(to, message))
+    # Batches --------------------------------------------------------------------------------------
+
+    def worker_turn(self, worker_id: str) -> WorkerTurn:
+        """Return the turn of a worker in the open batch."""
+        return self.batch.worker_turns.setdefault(worker_id, WorkerTurn())
+
+    @property
+    def is_in_flight(self) -> bool:
+        return self._in_flight is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether anything is still to be written."""
+        return not self.batch.empty or not self.backlog.empty or bool(self._deferred) or self.is_in_flight
+
+    def take_batch(self, workers: WorkerTable, now_s: float) -> Batch | None:
+        """Close and return the open batch; None if it is empty."""
+        batch = self.batch
+        self.backlog.fill(batch)
+        self._deferred.behind(batch)
+        for worker_id, worker_turn in batch.worker_turns.items():
+            worker_turn.known_held = workers.held_by(worker_id) | self._deferred.ended(worker_id)
+        batch.retried = self._deferred.take(now_s)
+        if batch.empty:
+            return None
+        self.batch, self._in_flight = Batch(), batch
+        self.batch_sent_s = now_s
+        return batch
+
+    def take_in_flight(self, now_s: float) -> Batch:
+        """Return the batch in flight, which the ledger has done."""
+        batch, self._in_flight = self._in_flight, None
+        assert batch is not None
+        self.backlog.note_duration(now_s - self.batch_sent_s)
+        return batch
+
+    def defer(self, result: BatchResult, now_s: float, *, again: bool = False) -> None:
+        """Keep what was left out of a batch, or of its retried part (`again`)."""
+        self._deferred.keep(result.deferred, now_s, again=again)
+
+    def relax(self) -> None:
+        """Start with the shortest pause again if nothing is deferred any more."""
+        if not self._deferred:
+            self._deferred.relax()
+
+    def answered(self, result: BatchResult) -> set[int]:
+        """Return jobs whose replies were sent, but which the ledger still had as unanswered with this result."""
+        return {*self.batch.answered, *result.deferred.answered, *self._deferred.answered}
+
+    def next_due_s(self) -> float | None:
+        """Return when a deferred part is due."""
+        return None if self.is_in_flight else self._deferred.due_s

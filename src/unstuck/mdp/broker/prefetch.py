@@ -1,167 +1,62 @@
-"""Jobs that are kept ready behind the one that a quick worker has, so that it need not wait for a commit between two.
+"""How many jobs are claimed ahead for a quick worker, so that it need not wait for a commit between two of them.
 
-Only jobs that may run again (`on_crash="retry"`) are ever on a pile, or in front of one: what a broker had not written
-when it was killed is then done once more, and nothing worse. See docs/decisions/piles.md.
+Only jobs that may run again (`on_crash="retry"`) are prefetched, or assigned to a worker with prefetched jobs. If the
+broker is killed before it has written their outcomes, they run once more. See docs/decisions/piles.md.
 """
 
 from unstuck.domain.policy import decode_policy
 from unstuck.ledger.contract.workers import Claimed
-from unstuck.mdp.broker import jobs
-from unstuck.mdp.broker.outbox import Outbox
-from unstuck.mdp.broker.request_addresses import address_of
 from unstuck.mdp.broker.worker_table import Assignment, ConnectedWorker
-from unstuck.mdp.protocol import broker_request
 
 QUICK_S = 0.02
-"""A worker that answers within this is quick."""
-PATIENCE_S = 0.05
-"""So long a pile lies behind a job that turned out to be slow; then others may have it."""
+"""A worker that replies within this time is quick."""
+SLOW_S = 0.05
+"""How long a worker keeps its prefetched jobs while it works. After that other workers may have them."""
 PREFETCH_LIMIT = 32
 GATHER_S = 0.002
-"""So long an order waits for more, where nobody goes short for it."""
+"""How long a batch waits for more if no worker waits for a job."""
 SMALL_BYTES = 64 * 1024
-"""Of a payload: larger ones are not kept in numbers."""
-
-
-class Prefetch(Outbox):
-    """A peer with a pile always works on something."""
-
-    def _wanted(self, worker: ConnectedWorker) -> int:
-        """Say how many jobs to look for on its behalf."""
-        if worker.free:
-            return 1 + worker.reach
-        if (
-            worker.assignment is None
-            or worker.asking
-            or worker.is_draining
-            or 2 * len(worker.prefetched) > worker.reach
-        ):
-            return 0
-        return worker.reach - len(worker.prefetched)
-
-    def _found(self, worker: ConnectedWorker, jobs: tuple[Claimed, ...], wanted: int, now_s: float) -> None:
-        """Hand out the first of what was found on its behalf if it has nothing to do, and keep the rest."""
-        worker.asking = False
-        worker.satisfied = len(jobs) >= wanted
-        if not worker.satisfied:
-            worker.reach //= 2
-        if self._closing or self._slept(self._ordered_s, now_s, is_pile=len(jobs) > 1):
-            self._give_back(worker, jobs, now_s)
-            return
-        if worker.assignment is None:
-            if not jobs:
-                worker.empty_handed = True
-                self._share_with(worker, now_s)
-                return
-            self._give(worker, jobs[0], now_s)
-            jobs = jobs[1:]
-        assert worker.assignment is not None
-        if all(may_prefetch(job) for job in (worker.assignment.job, *jobs)):
-            worker.prefetched.extend(jobs)
-            worker.piled_s = now_s
-            for job in jobs:
-                self._held_here(job)
-        elif jobs:
-            worker.reach = 0
-            self._give_back(worker, jobs, now_s)
-
-    def _go_on(self, worker: ConnectedWorker, done: Assignment, now_s: float) -> None:
-        """It has handed something in: give it the next of its pile. Who is quick gets a higher one, as long as there is
-        more than all can take."""
-        if not may_prefetch(done.job):
-            worker.reach = 0
-        elif now_s - done.since_s > QUICK_S:
-            worker.reach //= 2
-        elif worker.satisfied:
-            worker.reach = min(max(1, 2 * worker.reach), PREFETCH_LIMIT)
-            self._quick.add(worker.worker_id)
-        if worker.prefetched and not (
-            worker.is_draining or self._closing or self._slept(worker.piled_s, now_s, is_pile=True)
-        ):
-            self._give(worker, worker.prefetched.popleft(), now_s)
-        else:
-            self._clear_prefetched(worker, now_s)
-
-    def _give(self, worker: ConnectedWorker, job: Claimed, now_s: float) -> None:
-        service = job.task
-        doing = Assignment(job, address_of(job, worker.worker_id, worker.key, service), service, now_s)
-        worker.assignment = doing
-        worker.seen_s = now_s
-        self._held_here(job)
-        quick = worker.reach > 0 and may_prefetch(job)
-        self._handed.give(worker.worker_id, job.job_id, job.token, quick=quick)
-        self._tell(worker, broker_request(doing.address, jobs.request_of(job)), now_s)
-
-    def _held_here(self, job: Claimed) -> None:
-        for waiting in self.requests.of(job.job_id):
-            waiting.held_here = True
-            waiting.attempt = job.attempt
-
-    def _give_back(self, worker: ConnectedWorker, jobs: tuple[Claimed, ...], now_s: float) -> None:
-        """These never reached it: they go back to where they were, and nobody is told of anything."""
-        if jobs:
-            self._worker_turn(worker.worker_id).release.extend(jobs)
-        for job in jobs:
-            self.requests.look_soon(job.job_id, now_s)
-
-    def _slept(self, since_s: float, now_s: float, *, is_pile: bool) -> bool:
-        """Say whether we were frozen for so long that others may have what we took then: it must not be handed out.
-        What lies on a pile is taken from a silent broker sooner than what a worker has."""
-        limit_s = self._busy_timeout_s / 2
-        return now_s - since_s > (min(limit_s, self._timeout_s) if is_pile else limit_s)
-
-    def _clear_prefetched(self, worker: ConnectedWorker, now_s: float) -> None:
-        self._give_back(worker, tuple(worker.prefetched), now_s)
-        worker.prefetched.clear()
-
-    def _share_with(self, idle: ConnectedWorker, now_s: float) -> None:
-        """Somebody found nothing to do: whoever serves the same gives back half of what it has, and takes less."""
-        for worker in self._quick_ones():
-            if not set(idle.services).isdisjoint(worker.services):
-                worker.reach //= 2
-                half = len(worker.prefetched) // 2
-                self._give_back(worker, tuple(worker.prefetched)[len(worker.prefetched) - half :], now_s)
-                for _ in range(half):
-                    worker.prefetched.pop()
-
-    def _share_out(self, now_s: float) -> None:
-        """Let others have what lies behind a job that takes long."""
-        for worker in self._quick_ones():
-            if worker.prefetched and (
-                worker.assignment is None or worker.is_draining or now_s - worker.assignment.since_s >= PATIENCE_S
-            ):
-                worker.reach = 0
-                self._clear_prefetched(worker, now_s)
-            if not (worker.prefetched or worker.reach):
-                self._quick.discard(worker.worker_id)
-
-    def _next_share_s(self) -> float | None:
-        since = [
-            worker.assignment.since_s
-            for worker in self._quick_ones()
-            if worker.prefetched and worker.assignment is not None
-        ]
-        return min(since) + PATIENCE_S if since else None
-
-    def _gathers(self, now_s: float) -> bool:
-        """Say whether to wait a moment for more, so that it goes with the same commit: only while nobody goes short."""
-        if self._gather_until_s is None or now_s >= self._gather_until_s:
-            return False
-        if self._backlog.urgent or self._closing:
-            return False
-        return not any(worker.free or (worker.reach and not worker.prefetched) for worker in self.workers)
-
-    def _held_by(self, worker_id: str) -> frozenset[tuple[int, int]]:
-        worker = self.workers.by_id(worker_id)
-        if worker is None or worker.assignment is None:
-            return frozenset()
-        return frozenset((job.job_id, job.token) for job in (worker.assignment.job, *worker.prefetched))
-
-    def _quick_ones(self) -> list[ConnectedWorker]:
-        found = [(worker_id, self.workers.by_id(worker_id)) for worker_id in self._quick]
-        self._quick.difference_update(worker_id for worker_id, worker in found if worker is None)
-        return [worker for _, worker in found if worker is not None]
+"""Maximum size of the payload of a prefetched job."""
 
 
 def may_prefetch(job: Claimed) -> bool:
     return job.running and len(job.payload) <= SMALL_BYTES and decode_policy(job.policy).on_crash == "retry"
+
+
+def claim_count(worker: ConnectedWorker) -> int:
+    """Return the number of jobs to claim for a worker now."""
+    depth = worker.prefetch_depth
+    if worker.is_free:
+        return 1 + depth
+    if worker.assignment is None or worker.is_claiming or worker.is_draining or 2 * len(worker.prefetched) > depth:
+        return 0
+    return depth - len(worker.prefetched)
+
+
+def depth_after_reply(worker: ConnectedWorker, done: Assignment, now_s: float) -> int:
+    """Return how many jobs to prefetch from now on. For a quick worker the number doubles while there are enough jobs
+    for all workers. For a slow one it halves."""
+    if not may_prefetch(done.job):
+        return 0
+    if now_s - done.since_s > QUICK_S:
+        return worker.prefetch_depth // 2
+    if worker.found_enough:
+        return min(max(1, 2 * worker.prefetch_depth), PREFETCH_LIMIT)
+    return worker.prefetch_depth
+
+
+def is_slow(worker: ConnectedWorker, now_s: float) -> bool:
+    """Return whether other workers should have the prefetched jobs of this one."""
+    if not worker.prefetched:
+        return False
+    return worker.assignment is None or worker.is_draining or now_s - worker.assignment.since_s >= SLOW_S
+
+
+def slow_at_s(worker: ConnectedWorker) -> float | None:
+    """Return when a worker with prefetched jobs becomes slow."""
+    return worker.assignment.since_s + SLOW_S if worker.prefetched and worker.assignment is not None else None
+
+
+def is_short(worker: ConnectedWorker) -> bool:
+    """Return whether a worker waits for a job, or has none prefetched though it may."""
+    return worker.is_free or bool(worker.prefetch_depth and not worker.prefetched)

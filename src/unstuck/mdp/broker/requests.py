@@ -1,4 +1,4 @@
-"""Remember who waits for what: requests that were taken and are not answered yet."""
+"""Requests that were accepted and have no reply yet, and when to poll their jobs."""
 
 import heapq
 from collections import Counter
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from unstuck.domain.frames import write_map
 from unstuck.ledger.contract.workers import ReplyAddress
 
-FIRST_LOOK_S = 0.002
+FIRST_POLL_S = 0.002
 GROWTH = 1.5
-SLOWEST_LOOK_S = 0.25
-LOOKS_PER_S = 4_000
+LONGEST_POLL_S = 0.25
+POLLS_PER_S = 4_000
 
 
 @dataclass(eq=False)
 class ClientRequest:
-    """One request of a client; with several calls it is answered when the last has ended."""
+    """One request of a client. With several calls, the reply follows when the last one has ended."""
 
     client: bytes
     correlation: bytes | None
@@ -25,14 +25,14 @@ class ClientRequest:
     answers: list[list[bytes] | None]
     notify: bool
     jobs: list[int] = field(default_factory=list)
-    """Those that have ended."""
+    """Ids of jobs that have ended."""
 
     @property
     def complete(self) -> bool:
         return all(answer is not None for answer in self.answers)
 
     def body(self) -> list[bytes]:
-        """Give the frames of the reply: those of the one call as they came, or one frame for each of several."""
+        """Return the body of the reply: the frames of a single call, or one frame for each of several calls."""
         if len(self.answers) == 1:
             return self.answers[0] or [b""]
         return [_one_frame(answer or []) for answer in self.answers]
@@ -44,21 +44,21 @@ def _one_frame(frames: list[bytes]) -> bytes:
 
 @dataclass(eq=False)
 class PendingJob:
-    """Somebody waits for this job."""
+    """A job that a client waits for."""
 
     job_id: int
-    asked: ClientRequest
+    request: ClientRequest
     place: int
     own_id: str
     since_s: float
-    step_s: float = FIRST_LOOK_S
+    poll_every_s: float = FIRST_POLL_S
     held_here: bool = False
-    """One of our workers has it: we hear of its end by ourselves."""
+    """A worker of this broker has it, so its end need not be polled."""
     held_elsewhere: bool = False
-    """A worker of another door had it when we last looked: it was taken, however long it takes."""
+    """A worker of another interface had it at the last poll. It cannot expire, however long it takes."""
     attempt: int = 0
-    told: set[tuple[int, bytes]] = field(default_factory=set)
-    """Which attempts and kinds the client was told of."""
+    notified: set[tuple[int, bytes]] = field(default_factory=set)
+    """Attempts and commands that the client was notified of."""
 
 
 class RequestTable:
@@ -66,9 +66,9 @@ class RequestTable:
         self._jobs: dict[int, list[PendingJob]] = {}
         self._open: Counter[bytes] = Counter()
         self._of_client: dict[bytes, set[int]] = {}
-        self._looks: list[tuple[float, int]] = []
+        self._polls: list[tuple[float, int]] = []
         self._parts: dict[bytes, set[int]] = {}
-        """By client: jobs that have ended, of requests with several calls of which others have not."""
+        """By client: jobs that have ended, of requests whose other calls have not."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -77,64 +77,64 @@ class RequestTable:
         return self._open[client]
 
     def begin(self, client: bytes, calls: int) -> None:
-        """Count what was taken of a client, before the ledger has it."""
+        """Count accepted calls of a client before they are stored."""
         self._open[client] += calls
 
-    def add(self, waiting: PendingJob) -> None:
-        several = self._jobs.setdefault(waiting.job_id, [])
-        several.append(waiting)
-        self._of_client.setdefault(waiting.asked.client, set()).add(waiting.job_id)
+    def add(self, pending: PendingJob) -> None:
+        several = self._jobs.setdefault(pending.job_id, [])
+        several.append(pending)
+        self._of_client.setdefault(pending.request.client, set()).add(pending.job_id)
         if len(several) == 1:
-            heapq.heappush(self._looks, (waiting.since_s + waiting.step_s, waiting.job_id))
+            heapq.heappush(self._polls, (pending.since_s + pending.poll_every_s, pending.job_id))
 
     def of(self, job_id: int) -> list[PendingJob]:
         return self._jobs.get(job_id, [])
 
     def all(self) -> Iterable[PendingJob]:
-        return (waiting for several in self._jobs.values() for waiting in several)
+        return (pending for several in self._jobs.values() for pending in several)
 
     def knows(self, client: bytes, job_id: int) -> bool:
-        waits = any(waiting.asked.client == client for waiting in self.of(job_id))
+        waits = any(pending.request.client == client for pending in self.of(job_id))
         return waits or job_id in self._parts.get(client, ())
 
-    def keep_part(self, asked: ClientRequest, job_id: int) -> None:
-        """Remember that this call of a request has ended, until `complete` or `forget`."""
-        self._parts.setdefault(asked.client, set()).add(job_id)
+    def keep_part(self, request: ClientRequest, job_id: int) -> None:
+        """Note that this call of a request has ended, until `complete` or `forget`."""
+        self._parts.setdefault(request.client, set()).add(job_id)
 
-    def complete(self, asked: ClientRequest) -> None:
-        """All calls of this request have ended."""
-        parts = self._parts.get(asked.client)
+    def complete(self, request: ClientRequest) -> None:
+        """Drop the notes of a request whose calls have all ended."""
+        parts = self._parts.get(request.client)
         if parts is not None:
-            parts.difference_update(asked.jobs)
+            parts.difference_update(request.jobs)
             if not parts:
-                del self._parts[asked.client]
+                del self._parts[request.client]
 
     def take(self, job_id: int) -> list[PendingJob]:
-        """Give who waits for a job that has ended, and forget them."""
+        """Remove and return the entries of a job that has ended."""
         several = self._jobs.pop(job_id, [])
-        for waiting in several:
-            self._forget_of(waiting.asked.client, job_id)
-            self._less(waiting.asked.client)
+        for pending in several:
+            self._forget_of(pending.request.client, job_id)
+            self._count_down(pending.request.client)
         return several
 
-    def forget_one(self, waiting: PendingJob) -> None:
-        """This one waits no longer; others may."""
-        left = [one for one in self.of(waiting.job_id) if one is not waiting]
+    def forget_one(self, pending: PendingJob) -> None:
+        """Remove one entry of a job. Others may stay."""
+        left = [one for one in self.of(pending.job_id) if one is not pending]
         if left:
-            self._jobs[waiting.job_id] = left
+            self._jobs[pending.job_id] = left
         else:
-            self._jobs.pop(waiting.job_id, None)
-        if not any(one.asked.client == waiting.asked.client for one in left):
-            self._forget_of(waiting.asked.client, waiting.job_id)
-        self._less(waiting.asked.client)
+            self._jobs.pop(pending.job_id, None)
+        if not any(one.request.client == pending.request.client for one in left):
+            self._forget_of(pending.request.client, pending.job_id)
+        self._count_down(pending.request.client)
 
     def forget(self, client: bytes) -> None:
-        """The client is gone: nobody waits for its jobs any more, though they will be done."""
+        """Remove the entries of a client that is gone. Its jobs still run."""
         self._parts.pop(client, None)
         for job_id in self._of_client.pop(client, ()):
-            left = [waiting for waiting in self._jobs[job_id] if waiting.asked.client != client]
+            left = [pending for pending in self._jobs[job_id] if pending.request.client != client]
             for _ in range(len(self._jobs[job_id]) - len(left)):
-                self._less(client)
+                self._count_down(client)
             if left:
                 self._jobs[job_id] = left
             else:
@@ -142,41 +142,46 @@ class RequestTable:
 
     def drop(self, client: bytes, calls: int) -> None:
         for _ in range(calls):
-            self._less(client)
+            self._count_down(client)
 
     def due(self, now_s: float) -> list[int]:
-        """Give the jobs to look at now: those that somebody else works on, or nobody yet."""
+        """Return the jobs to poll now, which no worker of this broker holds."""
         found = []
-        # Many who wait are looked at less often: each look is a question to the ledger.
-        slowest_s = max(SLOWEST_LOOK_S, len(self._jobs) / LOOKS_PER_S)
-        while self._looks and self._looks[0][0] <= now_s:
-            _, job_id = heapq.heappop(self._looks)
-            if self._needs_no_look(job_id):
+        # The more jobs wait, the less often each is polled.
+        slowest_s = max(LONGEST_POLL_S, len(self._jobs) / POLLS_PER_S)
+        while self._polls and self._polls[0][0] <= now_s:
+            _, job_id = heapq.heappop(self._polls)
+            if self._needs_no_poll(job_id):
                 continue
             first = self._jobs[job_id][0]
-            first.step_s = min(first.step_s * GROWTH, slowest_s)
-            heapq.heappush(self._looks, (now_s + first.step_s, job_id))
+            first.poll_every_s = min(first.poll_every_s * GROWTH, slowest_s)
+            heapq.heappush(self._polls, (now_s + first.poll_every_s, job_id))
             found.append(job_id)
         return found
 
     def next_due_s(self) -> float | None:
-        while self._looks and self._needs_no_look(self._looks[0][1]):
-            heapq.heappop(self._looks)
-        return self._looks[0][0] if self._looks else None
+        while self._polls and self._needs_no_poll(self._polls[0][1]):
+            heapq.heappop(self._polls)
+        return self._polls[0][0] if self._polls else None
 
-    def _needs_no_look(self, job_id: int) -> bool:
+    def _needs_no_poll(self, job_id: int) -> bool:
         several = self._jobs.get(job_id)
         return several is None or several[0].held_here
 
-    def look_soon(self, job_id: int, now_s: float, *, tried: bool = False) -> None:
-        """Somebody else has it from now on. `tried`: a worker had begun it, so its time to be taken begins anew."""
+    def poll_soon(self, job_id: int, now_s: float, *, tried: bool = False) -> None:
+        """Poll a job that left its worker here. `tried`: it was started, so the time until it expires starts again."""
         several = self.of(job_id)
-        for waiting in several:
-            waiting.held_here, waiting.step_s = False, FIRST_LOOK_S
+        for pending in several:
+            pending.held_here, pending.poll_every_s = False, FIRST_POLL_S
             if tried:
-                waiting.since_s = now_s
+                pending.since_s = now_s
         if several:
-            heapq.heappush(self._looks, (now_s + FIRST_LOOK_S, job_id))
+            heapq.heappush(self._polls, (now_s + FIRST_POLL_S, job_id))
+
+    def hold_here(self, job_id: int, attempt: int) -> None:
+        """Note that a worker of this broker has a job."""
+        for pending in self.of(job_id):
+            pending.held_here, pending.attempt = True, attempt
 
     def _forget_of(self, client: bytes, job_id: int) -> None:
         jobs = self._of_client.get(client)
@@ -185,18 +190,18 @@ class RequestTable:
             if not jobs:
                 del self._of_client[client]
 
-    def _less(self, client: bytes) -> None:
+    def _count_down(self, client: bytes) -> None:
         self._open[client] -= 1
         if self._open[client] <= 0:
             del self._open[client]
 
 
 def restored(reply_addresses: list[ReplyAddress], now_s: float) -> list[PendingJob]:
-    """Make of letters what was known before a restart."""
-    asked: dict[str, ClientRequest] = {}
+    """Return the entries that a client had before a restart, from its reply addresses."""
+    requests: dict[str, ClientRequest] = {}
     found = []
     for reply_address in reply_addresses:
-        request = asked.setdefault(
+        request = requests.setdefault(
             reply_address.request_id,
             ClientRequest(
                 reply_address.client,

@@ -18,11 +18,13 @@ from unstuck.ledger.open import ready_ledger
 from unstuck.logs import logger
 from unstuck.maintenance.background import BackgroundReaper, own_connections
 from unstuck.maintenance.service import ScheduleWakeUps
+from unstuck.mdp.broker.batch_runner import BY, BatchRunner
 from unstuck.mdp.broker.core import BrokerCore
-from unstuck.mdp.broker.dropped_messages import DroppedMessages
-from unstuck.mdp.broker.handed_out import HandedOut, Heir, digest_of
-from unstuck.mdp.broker.ledger_thread import BY, BatchRunner, LedgerThread
-from unstuck.mdp.broker.socket_loop import SocketLoop, give_back, open_router, watch_connections
+from unstuck.mdp.broker.handed_out import DeadBrokers, HandedOut, digest_of
+from unstuck.mdp.broker.ledger_thread import LedgerThread
+from unstuck.mdp.broker.memory_watch import release_memory
+from unstuck.mdp.broker.outbox import DroppedMessages
+from unstuck.mdp.broker.socket_loop import SocketLoop, open_router, watch_connections
 from unstuck.mdp.curve import check_place, secured
 from unstuck.metrics.counters import Counters
 from unstuck.notify.wakeups import WakeupListener
@@ -31,16 +33,16 @@ from unstuck.runner.status_page import status_page_folder
 from unstuck.worker.registration import new_worker_id
 
 SWITCH_S = 0.0005
-"""The socket and the ledger have a thread each, and hand over to each other all the time."""
+"""Thread switch interval. The socket thread and the ledger thread wait for each other all the time."""
 STOP_S = 5.0
 REPLIES_S = 1.0
-"""For what old workers have in hand that work on small things. Who takes longer is unlikely to say it just then."""
+"""How long a shutdown waits for replies of old workers. A job that takes longer is unlikely to end just then."""
 
 log = logger("unstuck.mdp.broker")
 
 
-class _End:
-    """Told by a signal that all must end, whichever loop is running."""
+class _StopSignal:
+    """Stops the running loop, and any further one, on a signal."""
 
     def __init__(self) -> None:
         self.is_asked = False
@@ -53,13 +55,13 @@ class _End:
 
 
 def run_broker(settings: Settings, ready: Callable[[str], None]) -> None:
-    """Serve until a signal ends it; `ready` is told the address."""
+    """Serve until a signal. `ready` is called with the address."""
     check_place(settings.mdp)
     with ExitStack() as stack:
         ledger = ready_ledger(settings)
         stack.callback(ledger.close)
         counters = Counters()
-        end = _End()
+        end = _StopSignal()
         address = ""
 
         def bound(at: str) -> None:
@@ -67,7 +69,7 @@ def run_broker(settings: Settings, ready: Callable[[str], None]) -> None:
             if address:
                 log.info("The socket is open again", address=at)
             else:
-                # Only now: whoever ends us before must not wait for a loop that has not begun.
+                # Only now, since a signal before that must not wait for a loop that has not started.
                 for name in (signal.SIGTERM, signal.SIGINT):
                     stack.callback(signal.signal, name, signal.signal(name, end.ask))
                 ready(at)
@@ -75,24 +77,24 @@ def run_broker(settings: Settings, ready: Callable[[str], None]) -> None:
 
         schedules = ScheduleWakeUps()
         if settings.mdp.reap:
-            _watch(stack, settings, ledger, counters, schedules)
+            _start_reaper(stack, settings, ledger, counters, schedules)
             metrics_writer = None
         else:
-            # Without a reaper nobody else writes what was counted here.
+            # Without a reaper, no other thread writes these counters.
             metrics_writer = MetricsWriter(ledger, counters, settings.recovery.heartbeat_interval_s)
             stack.callback(metrics_writer.flush)
         sys.setswitchinterval(SWITCH_S)
         while not end.is_asked:
-            # What comes after the first is at the same address, where its peers come back to.
+            # Further sockets have the address of the first, to which peers reconnect.
             place = replace(settings, mdp=replace(settings.mdp, bind=address or settings.mdp.bind))
-            _sit(place, ledger, counters, end, bound, metrics_writer, schedules)
-            give_back()
+            _serve(place, ledger, counters, end, bound, metrics_writer, schedules)
+            release_memory()
 
 
-def _watch(
+def _start_reaper(
     stack: ExitStack, settings: Settings, ledger: Ledger, counters: Counters, schedules: ScheduleWakeUps
 ) -> None:
-    # A ledger in memory has one connection. Any other is swept on connections of its own, so that no request waits.
+    # A ledger in memory has one connection. For any other, the reaper has its own, so that no request waits for it.
     shared = settings.url == IN_MEMORY
     reaper = BackgroundReaper(
         lambda: nullcontext(ledger) if shared else own_connections(settings),
@@ -106,22 +108,22 @@ def _watch(
     stack.callback(reaper.stop)
 
 
-def _sit(
+def _serve(
     settings: Settings,
     ledger: Ledger,
     counters: Counters,
-    end: _End,
+    end: _StopSignal,
     bound: Callable[[str], None],
     metrics_writer: MetricsWriter | None,
     schedules: ScheduleWakeUps,
 ) -> None:
-    """Serve with one socket, until the end or until it holds too much. The next one is to its peers what a broker is
-    that was started again."""
+    """Serve with one socket until the end, or until it uses too much memory. To peers, the next socket looks like a
+    restarted broker."""
     with ExitStack() as stack:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.term)
         router = open_router(context, settings.mdp)
-        # Whatever refuses to go on below: a context ends only when its sockets are closed.
+        # For any error below, since a context ends only after its sockets are closed.
         stack.callback(router.close)
         monitor = watch_connections(router)
         stack.callback(monitor.close, 0)
@@ -130,19 +132,21 @@ def _sit(
         batch_runner = BatchRunner(ledger, settings, Reaper(ledger, settings.recovery, by=BY, counters=counters))
         stack.callback(batch_runner.close)
         digest = digest_of(settings.url)
-        handed = HandedOut.create(status_page_folder(), digest, address)
-        stack.callback(handed.close)
-        heir = Heir(status_page_folder(), digest, address)
-        stack.callback(heir.leave)
-        core = BrokerCore(settings.mdp, new_worker_id, time.time, handed, heir.find, DroppedMessages(counters))
+        handed_out = HandedOut.create(status_page_folder(), digest, address)
+        stack.callback(handed_out.close)
+        dead_brokers = DeadBrokers(status_page_folder(), digest, address)
+        stack.callback(dead_brokers.leave)
+        core = BrokerCore(
+            settings.mdp, new_worker_id, time.time, handed_out, dead_brokers.find, DroppedMessages(counters)
+        )
         loop = SocketLoop(router, monitor, core, lambda batch: ledger_thread.send(batch), settings.mdp)
         stack.callback(loop.close)
-        ledger_thread = LedgerThread(batch_runner, loop.answered, loop.failed, metrics_writer)
+        ledger_thread = LedgerThread(batch_runner, loop.on_batch_done, loop.on_error, metrics_writer)
         ledger_thread.start()
 
-        def heard(words: frozenset[str]) -> None:
-            schedules.heard(words)
-            loop.heard(words)
+        def heard(topics: frozenset[str]) -> None:
+            schedules.heard(topics)
+            loop.on_wakeup(topics)
 
         listener = WakeupListener(lambda: ledger, heard, lambda: schedules.kick())
         listener.start()
@@ -152,13 +156,13 @@ def _sit(
         if end.is_asked:
             loop.stop()
         loop.run()
-        if loop.is_too_heavy:
+        if loop.is_over_memory:
             log.warning(
                 "The socket holds more than it may, and begins afresh. Peers that share a routing id, or never end a "
                 "message, leave what they said in it",
                 max_memory_bytes=settings.mdp.max_memory_bytes,
             )
-        _say_goodbye(core, loop, ledger_thread)
+        _shut_down(core, loop, ledger_thread)
 
 
 def _bind(router: "zmq.Socket[bytes]", bind: str) -> str:
@@ -174,8 +178,8 @@ def _bind(router: "zmq.Socket[bytes]", bind: str) -> str:
     return endpoint.decode().rstrip("\0")
 
 
-def _say_goodbye(core: BrokerCore, loop: SocketLoop, ledger_thread: LedgerThread) -> None:
-    """Send idle workers away in order. Those that work on go on: their replies find the next broker."""
+def _shut_down(core: BrokerCore, loop: SocketLoop, ledger_thread: LedgerThread) -> None:
+    """Disconnect idle workers. Busy ones go on, and their replies reach the next broker."""
     core.close()
     begun_s = time.monotonic()
     while (passed_s := time.monotonic() - begun_s) < STOP_S and (

@@ -1,6 +1,5 @@
-"""The thread that owns the ROUTER socket: connections of clients, and a limit on memory."""
+"""The thread that owns the ROUTER socket, and the connections of clients on it."""
 
-import gc
 import os
 import threading
 import time
@@ -10,17 +9,17 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from unstuck import host
 from unstuck.config import MdpSettings
 from unstuck.logs import logger
 from unstuck.mdp import protocol
 from unstuck.mdp.broker.batch import Batch, BatchResult
 from unstuck.mdp.broker.core import BrokerCore
+from unstuck.mdp.broker.memory_watch import MemoryWatch
 
 
 class ClientConnections:
-    """Told in this order, round by round: `heard` and `ended` as they come, then `settle` when all ends are known that
-    came before what was heard."""
+    """The connections of clients. In each step, `heard` and `ended` are called as events come, then `settle` when all
+    ends are known that came before the messages."""
 
     def __init__(self) -> None:
         self._connection_of: dict[bytes, int] = {}
@@ -34,7 +33,7 @@ class ClientConnections:
 
     @property
     def unsettled(self) -> bool:
-        """Somebody was heard through a connection of which nothing was known."""
+        """Return whether a client was heard through a new connection."""
         return bool(self._heard)
 
     def ended(self, connection: int) -> None:
@@ -43,7 +42,7 @@ class ClientConnections:
             self._gone.add(client)
 
     def settle(self, standing: set[int]) -> set[bytes]:
-        """Give the clients that are gone. One that was heard through a connection that stands has come back."""
+        """Return the clients that are gone. One that was heard through an open connection has come back."""
         for client, connection in self._heard.items():
             if connection in standing:
                 self._forget(client)
@@ -64,61 +63,18 @@ class ClientConnections:
                 del self._on_connection[before]
 
 
-MEASURE_EVERY_S = 0.25
-TRIM_EVERY_S = 1.0
-LONGEST_PAUSE_S = 30.0
-PEAK_BYTES = 64 * 1024 * 1024
-"""What the process must hold beyond its first weight before freed memory is worth giving back."""
-ROOM = 2
-"""A sitting may at least double what the process held at its beginning: what is there then was not the last socket's,
-and closing the next one would not free it either."""
-
-
-class MemoryWatch:
-    """Of one sitting."""
-
-    def __init__(self, limit_bytes: int, now_s: float) -> None:
-        self._at_first_bytes = host.memory_bytes(os.getpid())
-        self.limit_bytes = max(limit_bytes, ROOM * self._at_first_bytes)
-        self._weigh_at_s = now_s + MEASURE_EVERY_S
-        self._trim_at_s = now_s
-        self._pause_s = TRIM_EVERY_S
-
-    def is_over(self, now_s: float) -> bool:
-        """Look from time to time whether the limit is passed. Memory that was only freed does not count, and is given
-        back after a peak."""
-        if now_s < self._weigh_at_s:
-            return False
-        self._weigh_at_s = now_s + MEASURE_EVERY_S
-        held_bytes = host.memory_bytes(os.getpid())
-        if held_bytes > self._at_first_bytes + PEAK_BYTES and now_s >= self._trim_at_s:
-            host.release_free_memory()
-            before_bytes, held_bytes = held_bytes, host.memory_bytes(os.getpid())
-            # It takes a while with a large heap. If all of it is in use, there is no need to try again soon.
-            in_use = held_bytes > before_bytes - PEAK_BYTES / 4
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S) if in_use else TRIM_EVERY_S
-            self._trim_at_s = now_s + self._pause_s
-        return held_bytes > self.limit_bytes
-
-
-def give_back() -> None:
-    """Free what only cycles of objects hold, and give it to the system."""
-    gc.collect()
-    host.release_free_memory()
-
-
 MAX_DRAINED = 5_000
-"""Messages taken at once, before anything else gets its turn."""
+"""Maximum number of messages received in one step."""
 MAX_DRAINED_BYTES = 64 * 1024 * 1024
 MAX_UNDRAINED = 4
-"""Rounds that a death waits for last words while more comes than is taken."""
-LONGEST_NAP_S = 0.5
-ZMTP_BEAT_MS = 500
+"""Maximum number of steps that a death waits for the last messages while more come than are received."""
+LONGEST_WAIT_S = 0.5
+ZMTP_HEARTBEAT_MS = 500
 ZMTP_TIMEOUT_MS = 1_500
-"""By the library itself, below Majordomo: a process that is stopped, or a cut network, is seen without any beat."""
+"""Heartbeats of libzmq, below Majordomo. They detect stopped processes and cut networks on all connections."""
 FAR_ABOVE = 4
 HEAD_FRAMES = 5
-"""Of a message that is too large: enough to know which reply it would have been."""
+"""Frames that are kept of a message above the limits, enough to know which reply it is."""
 TOO_LARGE = "a message of too many frames or bytes"
 CUT_OFF = "a connection that ended before its first message, as a frame far above the limit ends it"
 QUEUED_PER_PEER = 10_000
@@ -128,7 +84,7 @@ log = logger("unstuck.mdp.broker")
 
 Message = tuple[bytes, list[bytes], int | None]
 
-# Plain numbers: the library's own are enumerations, and putting two together costs more than sending a frame.
+# Plain numbers: to combine two enumeration members of the library costs more than to send a frame.
 _READABLE = int(zmq.POLLIN)
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -141,13 +97,14 @@ _MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
 def open_router(context: "zmq.Context[zmq.Socket[bytes]]", settings: MdpSettings) -> "zmq.Socket[bytes]":
     router = context.socket(zmq.ROUTER)
     router.set(zmq.ROUTER_MANDATORY, 1)
-    # No ROUTER_HANDOVER: with it libzmq 4.3.5 leaves the older connection without a pipe, and the next beat after its
-    # end aborts the process (`!_io_error`). Who comes back waits until its shadow is gone: the beats below see to that.
+    # No ROUTER_HANDOVER: with it libzmq 4.3.5 leaves the older connection without a pipe, and the next heartbeat after
+    # its end aborts the process (`!_io_error`). A peer that comes back waits until its former connection has timed out,
+    # which the heartbeats below ensure.
     # A frame above our own limit is dropped and counted, and its connection goes on. Far above it the library ends the
     # connection before it has taken all of it.
     router.set(zmq.MAXMSGSIZE, FAR_ABOVE * settings.max_message_bytes)
     router.set(zmq.HANDSHAKE_IVL, int(settings.handshake_timeout_s * 1000))
-    router.set(zmq.HEARTBEAT_IVL, ZMTP_BEAT_MS)
+    router.set(zmq.HEARTBEAT_IVL, ZMTP_HEARTBEAT_MS)
     router.set(zmq.HEARTBEAT_TIMEOUT, ZMTP_TIMEOUT_MS)
     router.set(zmq.SNDHWM, QUEUED_PER_PEER)
     # Never full: libzmq 4.3.5 aborts the process when a full connection ends before its next ZMTP heartbeat.
@@ -158,52 +115,52 @@ def open_router(context: "zmq.Context[zmq.Socket[bytes]]", settings: MdpSettings
 
 
 def watch_connections(router: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
-    """Return what tells of connections. Call it before the socket is bound: a peer whose connection began unseen would
-    not be heard."""
+    """Return the monitor of connections. Call it before the socket is bound: a worker whose connection was not seen is
+    ignored."""
     return router.get_monitor_socket(_WATCHED)
 
 
 class SocketLoop:
-    """Runs in the thread that made it; `wake`, `heard` and `answered` may be called from others."""
+    """Runs in the thread that created it. Others may call `wake`, `on_wakeup`, `on_batch_done` and `on_error`."""
 
     def __init__(
         self,
         router: "zmq.Socket[bytes]",
         monitor: "zmq.Socket[bytes]",
         core: BrokerCore,
-        batch: Callable[[Batch], None],
+        send_batch: Callable[[Batch], None],
         settings: MdpSettings,
     ) -> None:
         self._router = router
         self._core = core
-        self._batch = batch
+        self._send_batch = send_batch
         self._max_frames = settings.max_frames
         self._max_bytes = settings.max_message_bytes
         self._monitor = monitor
         self._open: set[int] = set()
-        """Connections that stand, by file descriptor: the number of one that ended is soon another's."""
+        """File descriptors of open connections. A closed one is soon reused."""
         self._spoken: set[int] = set()
-        """Those of them that have said something."""
+        """Open connections that have sent a message."""
         self._refused: Counter[int] = Counter()
-        """Connections that ended in their handshake, several with one number: no peers of ours."""
+        """Connections that ended in their handshake, by file descriptor, of which several may have had the same."""
         self._handshake_failed = False
-        """The next end that is told is that of a connection whose handshake failed."""
+        """The next end is that of a connection whose handshake failed."""
         self._ended: list[int] = []
-        """Connections that ended, whose last words may not have been taken yet."""
+        """Closed connections, whose last messages may not have been received yet."""
         self._undrained = 0
-        """Rounds in which more came than was taken."""
+        """Steps in which more messages came than were received."""
         self._clients = ClientConnections()
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closed = False
-        # A clerk that the ledger kept waiting, or a second signal, may come when another file has the number already.
-        # Held by this thread too when a signal comes in the midst of it.
-        self._ending = threading.RLock()
-        self._answers: deque[BatchResult] = deque()
-        self._words: deque[frozenset[str]] = deque()
+        # The ledger thread or a second signal may call `wake` when another file has the descriptor already. Reentrant,
+        # since a signal may come while this thread holds it.
+        self._closing = threading.RLock()
+        self._results: deque[BatchResult] = deque()
+        self._topics: deque[frozenset[str]] = deque()
         self._stopping = False
         self._memory_watch = MemoryWatch(settings.max_memory_bytes, time.monotonic())
-        self.is_too_heavy = False
-        """It ended since its socket holds too much."""
+        self.is_over_memory = False
+        """The loop ended because of the memory limit."""
         self._error: BaseException | None = None
         self._poller = zmq.Poller()
         for one in (self._router, self._monitor, self._wakeup):
@@ -212,25 +169,25 @@ class SocketLoop:
     # From other threads -----------------------------------------------------------------------
 
     def wake(self) -> None:
-        with self._ending:
+        with self._closing:
             if not self._closed:
                 os.eventfd_write(self._wakeup, 1)
 
-    def answered(self, answer: BatchResult) -> None:
-        self._answers.append(answer)
+    def on_batch_done(self, result: BatchResult) -> None:
+        self._results.append(result)
         self.wake()
 
-    def heard(self, words: frozenset[str]) -> None:
-        self._words.append(words)
+    def on_wakeup(self, topics: frozenset[str]) -> None:
+        self._topics.append(topics)
         self.wake()
 
-    def failed(self, error: BaseException) -> None:
+    def on_error(self, error: BaseException) -> None:
         """End the loop with this error."""
         self._error = error
         self.stop()
 
     def stop(self) -> None:
-        """May be called by a signal."""
+        """End the loop. May be called by a signal handler."""
         self._stopping = True
         self.wake()
 
@@ -244,23 +201,24 @@ class SocketLoop:
             raise self._error
 
     def step(self) -> None:
-        """Wait for something, and do all that follows from it."""
+        """Wait for an event, and do all that follows from it."""
         now_s = time.monotonic()
         tick_s = self._core.next_tick_s(now_s)
-        nap_s = 0.0 if self._ended else min(max(tick_s - now_s, 0.0), LONGEST_NAP_S)
-        ready = dict(self._poller.poll(int(nap_s * 1000) + (nap_s > 0)))
+        wait_s = 0.0 if self._ended else min(max(tick_s - now_s, 0.0), LONGEST_WAIT_S)
+        ready = dict(self._poller.poll(int(wait_s * 1000) + (wait_s > 0)))
         if self._wakeup in ready:
             os.eventfd_read(self._wakeup)
-        # What ended before all that came was taken has said its last words; what ends meanwhile waits for a round.
-        ended = self._ended + (self._see_ends() if self._monitor in ready else [])
-        messages, drained = self._take_all() if ended or self._router in ready else ([], True)
-        # Whoever is new must have come through a connection that is known to stand, or not to stand any more.
+        # The last messages of a connection that has ended by now are received below. One that ends later waits for the
+        # next step.
+        ended = self._ended + (self._read_monitor() if self._monitor in ready else [])
+        messages, drained = self._receive() if ended or self._router in ready else ([], True)
+        # For a new peer it must be known whether its connection is still open.
         is_new = self._clients.unsettled or any(connection is not None for _, _, connection in messages)
-        self._ended = self._see_ends() if is_new else []
+        self._ended = self._read_monitor() if is_new else []
         left = self._clients.settle(self._open)
         now_s = time.monotonic()
-        # A death may be told before the last words of the dead: those first. And a number of a connection may have
-        # a new owner already: whoever says READY comes after the dead.
+        # The end of a connection may be reported before its last messages: those first. And its file descriptor may
+        # have a new owner already: READY comes after the ends.
         newcomers: list[Message] = []
         fresh: set[bytes] = set()
         for message in messages:
@@ -273,47 +231,46 @@ class SocketLoop:
         if self._undrained and self._undrained <= MAX_UNDRAINED:
             ended, self._ended = [], ended + self._ended
         for gone in ended:
-            self._note_end(gone)
+            self._count_end(gone)
             self._core.on_connection_closed(gone, now_s)
         for identity, parts, connection in newcomers:
             if connection is not None:
                 if connection not in self._open:
                     continue
                 while connection in self._ended:
-                    # That was an owner before it.
+                    # That was a former owner of the descriptor.
                     self._ended.remove(connection)
-                    self._note_end(connection, spoke=True)
+                    self._count_end(connection, spoke=True)
                     self._core.on_connection_closed(connection, now_s)
             self._core.on_message(identity, parts, connection, now_s)
         for client in left:
             self._core.on_client_gone(client)
-        while self._answers:
-            self._core.on_batch_done(self._answers.popleft(), now_s)
-        while self._words:
-            self._core.on_wakeup(self._words.popleft())
+        while self._results:
+            self._core.on_batch_done(self._results.popleft(), now_s)
+        while self._topics:
+            self._core.on_wakeup(self._topics.popleft())
         if now_s >= tick_s:
-            if self._core.awaits_abandoned:
-                self._core.all_have_spoken = self._open <= self._spoken
-            self._core.on_tick(now_s)
+            all_have_spoken = self._core.awaits_abandoned and self._open <= self._spoken
+            self._core.on_tick(now_s, all_have_spoken=all_have_spoken)
         batch = self._core.take_batch(now_s)
         if batch is not None:
-            self._batch(batch)
+            self._send_batch(batch)
         self._send_all()
 
     def close(self) -> None:
         self._router.disable_monitor()
         self._monitor.close(0)
         self._router.close()
-        with self._ending:
+        with self._closing:
             self._closed = True
             os.close(self._wakeup)
 
     def _measure_memory(self) -> None:
         if self._memory_watch.is_over(time.monotonic()):
-            self.is_too_heavy = self._stopping = True
+            self.is_over_memory = self._stopping = True
 
-    def _take_all(self) -> tuple[list[Message], bool]:
-        """Give all that came, and whether that was really all. Only with READY the connection is told."""
+    def _receive(self) -> tuple[list[Message], bool]:
+        """Return the messages that came, and whether that is all of them. The connection is given with READY only."""
         messages: list[Message] = []
         taken_bytes = 0
         while len(messages) < MAX_DRAINED and taken_bytes < MAX_DRAINED_BYTES:
@@ -349,7 +306,7 @@ class SocketLoop:
             messages.append((identity.bytes, parts, connection))
         return messages, False
 
-    def _see_ends(self) -> list[int]:
+    def _read_monitor(self) -> list[int]:
         """Give the connections that ended since the last look."""
         ended = []
         while self._monitor.poll(0):
@@ -358,7 +315,7 @@ class SocketLoop:
             if event["event"] == zmq.EVENT_ACCEPTED:
                 self._open.add(connection)
             elif event["event"] != zmq.EVENT_DISCONNECTED:
-                # It does not say of which connection; its end follows at once.
+                # The event has no descriptor. The end of the connection follows at once.
                 self._handshake_failed = True
             else:
                 if self._handshake_failed:
@@ -369,10 +326,11 @@ class SocketLoop:
                 ended.append(connection)
         return ended
 
-    def _note_end(self, connection: int, *, spoke: bool = False) -> None:
-        """Count a peer that was never heard. All that came before the end was taken.
+    def _count_end(self, connection: int, *, spoke: bool = False) -> None:
+        """Count a connection that ended before its first message. All messages before the end were received.
 
-        It is not counted if the next owner of its number spoke in the same round: nobody can tell the two apart."""
+        It is not counted if the next owner of the descriptor sent a message in the same step, since it could be of
+        either."""
         if connection in self._refused:
             self._refused[connection] -= 1
             if not self._refused[connection]:
@@ -392,7 +350,7 @@ class SocketLoop:
                         send(frame, _MORE)
                     send(frames_[-1], _AT_ONCE)
                 except zmq.Again:
-                    # It does not read: a client gets no more than it takes, a worker is as good as gone.
+                    # It does not read. A client loses the message, a worker is declared dead.
                     self._core.dropped.add("a message to somebody who does not read")
                     self._core.on_unreachable(to)
                 except zmq.ZMQError as error:
@@ -405,5 +363,5 @@ def _connection_of(frame: zmq.Frame) -> int | None:
     try:
         return int(frame.get(zmq.SRCFD))
     except (zmq.ZMQError, ValueError, AttributeError, TypeError):
-        # Not every transport and library can say it: then heartbeats must do.
+        # Not every transport and library knows it. Then a death is detected by heartbeats.
         return None

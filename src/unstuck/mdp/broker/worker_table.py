@@ -1,7 +1,7 @@
-"""Know the workers that said READY: by their identity, by their line, and by the id that they have in the ledger."""
+"""Connected workers, by routing id, connection, key, service and id in the ledger."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ MOST = 1e15
 
 @dataclass(eq=False)
 class Assignment:
-    """What a worker works on."""
+    """The job that a worker has, and the address of the request."""
 
     job: Claimed
     address: bytes
@@ -35,10 +35,10 @@ class ConnectedWorker:
     name: str
     services: tuple[str, ...]
     connection: int | None
-    """Its connection, where that is known."""
+    """File descriptor of its connection, if known."""
     seen_s: float
-    told_s: float
-    """When we last said something to it."""
+    sent_s: float
+    """When it was last sent a message."""
     key: str = ""
     """The secret in its addresses; see `request_addresses.py`."""
     host: str = ""
@@ -46,38 +46,38 @@ class ConnectedWorker:
     is_registered: bool = False
     assignment: Assignment | None = None
     settled: int = 0
-    """Since its last beat in the ledger."""
-    asking: bool = False
-    """A job is being looked for on its behalf."""
+    """Replies since its last heartbeat in the ledger."""
+    is_claiming: bool = False
+    """A claim for it is in flight."""
     prefetched: deque[Claimed] = field(default_factory=deque)
-    """What is its own already, and lies here until it has done what it does."""
-    piled_s: float = 0.0
-    """When something was last laid there."""
-    reach: int = 0
-    """How high its pile may be."""
-    satisfied: bool = False
-    """The last look found as many as were looked for."""
+    """Jobs claimed for it that it gets after the one that it has."""
+    prefetched_s: float = 0.0
+    """When jobs were last prefetched."""
+    prefetch_depth: int = 0
+    """Number of jobs that may be prefetched for it."""
+    found_enough: bool = False
+    """The last claim got as many jobs as it wanted."""
     is_draining: bool = False
     """It gets no more jobs."""
     is_unstuck_worker: bool = False
-    """It told about itself, as our own workers do."""
-    draining: bool = False
-    """It said so itself."""
-    empty_handed: bool = False
-    """The last look found nothing; it is asked again when something may have come."""
-    holding: bytes | None = None
-    """The address that it came back with: until the ledger has said whose that job is, and longer if not its own."""
+    """It described itself with READY, as workers of Unstuck do."""
+    announced_draining: bool = False
+    """It announced that it drains."""
+    found_nothing: bool = False
+    """The last claim got nothing. It claims again when there may be new jobs."""
+    held_address: bytes | None = None
+    """Address of the job that it came back with, until the ledger confirms the job or its reply comes."""
     early_messages: list[Message] = field(default_factory=list)
-    """What it said of that meanwhile."""
+    """Messages about that job that came before the ledger answered."""
 
     @property
-    def free(self) -> bool:
-        """It can take a job, and none is being looked for on its behalf."""
+    def is_free(self) -> bool:
+        """Return whether a job should be claimed for it that it can start at once."""
         return (
             self.is_registered
             and self.assignment is None
-            and self.holding is None
-            and not (self.asking or self.is_draining or self.empty_handed)
+            and self.held_address is None
+            and not (self.is_claiming or self.is_draining or self.found_nothing)
         )
 
 
@@ -133,13 +133,13 @@ class WorkerTable:
                 del self._by_connection[worker.connection]
 
     def rename(self, worker: ConnectedWorker, worker_id: str, key: str) -> None:
-        """It is known to the ledger by another id, and perhaps by another key."""
+        """Give a worker the id and the key that it has in the ledger."""
         self.remove(worker)
         worker.worker_id, worker.key = worker_id, key
         self.add(worker)
 
     def move(self, worker: ConnectedWorker, identity: bytes, connection: int | None) -> None:
-        """It came back through another connection."""
+        """Note that a worker came back through another connection."""
         self.remove(worker)
         worker.identity, worker.connection = identity, connection
         self.add(worker)
@@ -147,22 +147,35 @@ class WorkerTable:
     def serves(self, service: str) -> bool:
         return any(not worker.is_draining for worker in self._by_service.get(service, {}).values())
 
+    def held_by(self, worker_id: str) -> frozenset[tuple[int, int]]:
+        """Return the attempts that a worker holds: (job_id, token)."""
+        worker = self._by_id.get(worker_id)
+        if worker is None or worker.assignment is None:
+            return frozenset()
+        return frozenset((job.job_id, job.token) for job in (worker.assignment.job, *worker.prefetched))
+
+    def wake(self, queues: frozenset[str] | None, queue_of: Callable[[str], str]) -> None:
+        """Let idle workers of these queues claim again; None: of all queues."""
+        for worker in self:
+            if worker.found_nothing and (queues is None or any(queue_of(one) in queues for one in worker.services)):
+                worker.found_nothing = False
+
     def wake_one(self, service: str) -> None:
-        """Something has come for this service: one with a free hand looks for it."""
+        """Let one idle worker of a service claim again, since there is a new job."""
         for worker in self._by_service.get(service, {}).values():
-            if worker.empty_handed:
-                worker.empty_handed = False
+            if worker.found_nothing:
+                worker.found_nothing = False
                 return
 
 
-def progress_of(worker_id: str, doing: Assignment, about: dict[str, Any], at: float) -> list[tuple[str, Progress]]:
-    """Read how far a worker says it is; nothing where it says nothing that makes sense."""
+def progress_of(worker_id: str, assignment: Assignment, about: dict[str, Any], at: float) -> list[tuple[str, Progress]]:
+    """Return the progress that a worker reports, or nothing if the report has none."""
     done, total, message = about.get("done"), about.get("total"), about.get("message", "")
     if _number(done) is None and not (isinstance(message, str) and message):
         return []
     note = Progress(
-        doing.job.job_id,
-        doing.job.token,
+        assignment.job.job_id,
+        assignment.job.token,
         at,
         _number(done),
         _number(total),
