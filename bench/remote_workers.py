@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import apsw
 import psycopg
+from tests.support.builders import birth
 from tests.support.http_server import Served, serve
 
 from bench.databases import Database
@@ -20,7 +21,7 @@ from unstuck.config import Settings
 from unstuck.domain.states import Transport
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import NewJob, TaskRecord
-from unstuck.ledger.contract.workers import ClaimRequest, NewWorker, Success, Turn
+from unstuck.ledger.contract.workers import ClaimRequest, Success, Turn
 from unstuck.ledger.open import ready_ledger
 
 ROUNDS = 3
@@ -147,8 +148,8 @@ class Remote:
 
 def _bare(ledger: Ledger, worker_id: str, limit: int) -> Step:
     ledger.register(
-        NewWorker(
-            id=worker_id,
+        birth(
+            worker_id,
             name=worker_id,
             host="bench",
             pid=0,

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+from tests.support.builders import birth
+
 from bench.databases import Database
 from bench.fleet import Stage, stage_on
 from bench.report import Table
@@ -68,8 +70,8 @@ def _fill(stage: Stage, workers: int, holding: int, jobs: int) -> None:
 
 def _birth(number: int, one_host: bool) -> NewWorker:
     web = HttpSettings()
-    return NewWorker(
-        id=f"bench{number}",
+    return birth(
+        f"bench{number}",
         name=f"bench-{number}",
         host=f"host-{number % 50}",
         pid=0,

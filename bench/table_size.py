@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
+from tests.support.builders import birth
 
 from bench.databases import Database, Postgres
 from bench.fleet import Stage, stage_on
 from bench.report import Table
-from unstuck import config, host
-from unstuck.ledger.contract.workers import AttemptRef, ClaimRequest, NewWorker, Success, Turn
+from unstuck import config
+from unstuck.ledger.contract.workers import AttemptRef, ClaimRequest, Success, Turn
 
 BATCH = 100
 ROUNDS = 3
@@ -82,15 +83,12 @@ class LedgerLoop:
         self._worker_id = "tablesizewrk"
         defaults = config.Settings()
         stage.ledger.register(
-            NewWorker(
-                id=self._worker_id,
+            birth(
+                self._worker_id,
                 name="table-size",
-                host=host.hostname(),
                 pid=0,
-                boot_id=host.boot_id(),
                 pid_namespace="",
                 process_started="",
-                queues=("default",),
                 tasks=(),
                 concurrency=BATCH,
                 version="0",

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.builders import birth
 from tests.support.cli_fork_server import Forker
 
-from unstuck import config, host
+from unstuck import config
 from unstuck.domain.endings import Ending, JobError
 from unstuck.domain.liveness import Detector
 from unstuck.domain.policy import Policy, encode_policy
@@ -20,7 +21,7 @@ from unstuck.domain.states import AttemptState, JobState, WorkerState
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import NewJob, TaskRecord
 from unstuck.ledger.contract.recovery import GuardNone
-from unstuck.ledger.contract.workers import AttemptRef, ClaimRequest, NewWorker, Output, Success, Turn, WorkerVerdict
+from unstuck.ledger.contract.workers import AttemptRef, ClaimRequest, Output, Success, Turn, WorkerVerdict
 from unstuck.ledger.open import ready_ledger
 
 COMMAND = [sys.executable, "-m", "unstuck.cli.main"]
@@ -100,17 +101,11 @@ class Cli:
 
     def worker(self, worker_id: str = "w1", name: str = "ada", *, queues: tuple[str, ...] = ("default",)) -> str:
         """Write down a worker that will never beat again by itself."""
-        birth = NewWorker(
-            id=worker_id,
+        worker = birth(
+            worker_id,
             name=name,
-            host=host.hostname(),
-            pid=os.getpid(),
-            boot_id=host.boot_id(),
-            pid_namespace=host.pid_namespace(),
-            process_started=host.process_started(os.getpid()),
             queues=queues,
             tasks=(TaskRecord("add", "default"), TaskRecord("crawl", "scrapes", encode_policy(RETRIED))),
-            concurrency=4,
             version="0.1.0",
             heartbeat_interval_s=self.settings.recovery.heartbeat_interval_s,
             suspect_after_s=self.settings.recovery.claimed_stale_after_s,
@@ -119,7 +114,7 @@ class Cli:
             rules=self.settings.recovery.rules,
         )
         with self.ledger() as ledger:
-            ledger.register(birth)
+            ledger.register(worker)
         return worker_id
 
     def jobs(self, count: int = 1, *, policy: Policy | None = None, **fields: Any) -> list[int]:

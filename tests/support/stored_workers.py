@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.builders import birth
 from tests.support.fleet import wait_for
 
 from unstuck import host
@@ -17,7 +18,7 @@ from unstuck.domain.watch_clock import Tick
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import NewJob, TaskRecord
 from unstuck.ledger.contract.recovery import WorkerWatch
-from unstuck.ledger.contract.workers import AttemptRef, ClaimRequest, NewWorker, Turn, WorkerRecord
+from unstuck.ledger.contract.workers import AttemptRef, ClaimRequest, Turn, WorkerRecord
 from unstuck.ledger.open import ready_ledger
 from unstuck.recovery.reap import Reaper
 
@@ -58,14 +59,11 @@ class StoredWorkers:
         """Register a worker; without a body it lives on another host, where nobody can look."""
         self.born += 1
         facts: dict[str, Any] = {
-            "id": f"w{self.born}",
             "name": f"name{self.born}",
             "host": host.hostname() if body else "elsewhere",
             "pid": body.pid if body else 1,
-            "boot_id": host.boot_id(),
             "pid_namespace": host.pid_namespace() if body else "pid:[1]",
             "process_started": body.started if body else "1",
-            "queues": ("default",),
             "tasks": (TaskRecord("t", "default"),),
             "concurrency": 10,
             "version": "0",
@@ -73,9 +71,9 @@ class StoredWorkers:
             "suspect_after_s": suspect_after_s,
             "running_stale_after_s": suspect_after_s,
         }
-        birth = NewWorker(**{**facts, **changes})
-        self.ledger.register(birth)
-        return birth.id
+        worker = birth(changes.pop("id", f"w{self.born}"), **{**facts, **changes})
+        self.ledger.register(worker)
+        return worker.id
 
     def running(self, worker_id: str, count: int = 1, policy: Policy | None = None) -> list[int]:
         """Give the worker jobs, and have it start them."""
