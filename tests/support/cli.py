@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support import processes
 from tests.support.builders import birth
-from tests.support.cli_fork_server import Forker
 
 from unstuck import config
 from unstuck.domain.endings import Ending, JobError
@@ -25,7 +24,8 @@ from unstuck.ledger.contract.workers import AttemptRef, ClaimRequest, Output, Su
 from unstuck.ledger.open import ready_ledger
 
 COMMAND = [sys.executable, "-m", "unstuck.cli.main"]
-PATIENCE_S = 60.0
+TIMEOUT_S = 300.0
+"""Bounds a hang."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,14 @@ class CommandResult:
 class Cli:
     """A ledger, and the command line pointed at it."""
 
-    def __init__(self, url: str, folder: Path, *, forker: Forker | None = None, **settings: Any) -> None:
-        self._forker = forker
+    def __init__(self, url: str, folder: Path, **settings: Any) -> None:
         self.url = url
         self.folder = folder
         self.settings = config.build({"url": url, **settings})
 
     def with_settings(self, **settings: Any) -> "Cli":
-        """Give the same place with other settings for those who stand in for workers."""
-        return Cli(self.url, self.folder, forker=self._forker, **settings)
+        """Return the same ledger with other settings for the workers that are registered here."""
+        return Cli(self.url, self.folder, **settings)
 
     def environment(self, **more: str) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("UNSTUCK_")}
@@ -61,21 +60,15 @@ class Cli:
 
     def run(self, *arguments: str, **environment: str) -> CommandResult:
         """Run a command to its end, in a process of its own."""
-        surroundings = self.environment(**environment)
-        if self._forker is not None:
-            said = CommandResult(*self._forker.run(list(arguments), self.folder, surroundings))
-        else:
-            done = subprocess.run(
-                [*COMMAND, *arguments],
-                cwd=self.folder,
-                env=surroundings,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE_S,
-                check=False,
-            )
-            said = CommandResult(done.returncode, done.stdout, done.stderr)
+        done = processes.run(
+            "unstuck.cli.main",
+            *arguments,
+            cwd=self.folder,
+            env=self.environment(**environment),
+            timeout=TIMEOUT_S,
+            function="main",
+        )
+        said = CommandResult(done.returncode, done.stdout, done.stderr)
         assert "Traceback" not in said.err or "mend this first" in said.err, said.err
         return said
 

@@ -28,6 +28,7 @@ MAX_ASK_BYTES = 1 << 18
 LOADED = (
     "pwd",
     "tomllib",
+    "typer._adapters",
     "typer._click.decorators",
     "uvicorn.lifespan.on",
     "uvicorn.loops.asyncio",
@@ -140,6 +141,12 @@ def _become(ask: dict[str, object], streams: list[int], server: int) -> None:
         fork_server_ahead.prepare()
     module = str(ask["module"])
     sys.argv = [module, *ask["words"]]  # type: ignore[misc]
+    if ask["function"]:
+        # The end of an interpreter takes longer than most commands, so it is left out.
+        code = getattr(importlib.import_module(module), str(ask["function"]))(sys.argv[1:])
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.modules.pop(module, None)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     sys.exit()

@@ -170,11 +170,13 @@ def start(
     text: bool = False,
     place: Host = HERE,
     prepare_fork_server: bool = False,
+    function: str = "",
 ) -> Any:
     """Run `python -m module words...` in a process of its own, on a host of its own if a place is given.
 
-    With `prepare_fork_server` it is a worker whose first fork server is forked as well. What it writes to a file is
-    shown if the test fails."""
+    If `function` names a function of the module, it is called with the words, and the process ends with the number that
+    it returns, without `atexit`. With `prepare_fork_server` it is a worker whose first fork server is forked as well.
+    What it writes to a file is shown if the test fails."""
     command = [sys.executable, "-m", module, *words]
     surroundings = dict(os.environ if env is None else env)
     if _fixed(surroundings) != _fixed(dict(os.environ)):
@@ -189,6 +191,7 @@ def start(
         "env": surroundings,
         "place": place,
         "prepare_fork_server": prepare_fork_server,
+        "function": function,
     }
     ours: list[int] = []
     try:
@@ -214,9 +217,14 @@ def _followed(process: Any, *streams: Any) -> Any:
 
 
 def run(
-    module: str, *words: str, cwd: Path | str | None = None, env: dict[str, str] | None = None, timeout: float = 60.0
+    module: str,
+    *words: str,
+    cwd: Path | str | None = None,
+    env: dict[str, str] | None = None,
+    timeout: float = 60.0,
+    function: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run it to its end, and give what it said."""
+    """Run it to its end, and return what it printed; see `start`."""
     process = start(
         module,
         *words,
@@ -226,6 +234,7 @@ def run(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        function=function,
     )
     try:
         out, err = process.communicate(timeout=timeout)
