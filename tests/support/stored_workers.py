@@ -1,4 +1,4 @@
-"""Stage deaths for the reaper's tests: a real ledger, real processes, and workers that are only rows."""
+"""Workers that are only rows, on a real ledger, and processes that do nothing but be killed."""
 
 import subprocess
 import sys
@@ -23,6 +23,9 @@ from unstuck.ledger.open import ready_ledger
 from unstuck.recovery.reap import Reaper
 
 LONG_S = 600.0
+VICTIMS = 500
+PROCESSES = 20
+Victim = subprocess.Popen[bytes]
 
 
 class DummyProcess:
@@ -150,3 +153,25 @@ def a_stage(url: str) -> Iterator[StoredWorkers]:
         for body in stage.bodies:
             body.kill()
         ledger.close()
+
+
+@contextmanager
+def registered_victims(ledger: Ledger) -> Iterator[list[Victim]]:
+    """Register `VICTIMS` workers that are `PROCESSES` processes. Yield these, and kill them at the end."""
+    processes = [subprocess.Popen(["sleep", "600"]) for _ in range(PROCESSES)]
+    try:
+        started = [host.process_started(process.pid) for process in processes]
+        for number in range(VICTIMS):
+            process = processes[number % PROCESSES]
+            facts = {"pid": process.pid, "process_started": started[number % PROCESSES], "suspect_after_s": 600.0}
+            ledger.register(birth(f"victim-{number:03}", heartbeat_interval_s=5.0, **facts))
+        yield processes
+    finally:
+        kill_all(processes)
+
+
+def kill_all(victims: list[Victim]) -> None:
+    for victim in victims:
+        victim.kill()
+    for victim in victims:
+        victim.wait()
