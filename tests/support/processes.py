@@ -1,10 +1,10 @@
 """Start processes of ours without paying for the start of an interpreter each time: one process forks for all.
 
-    process = forked.start("unstuck.cli.main", "worker", "shop:app", env={...}, stdout=subprocess.PIPE)
+    process = processes.start("unstuck.cli.main", "worker", "shop:app", env={...}, stdout=subprocess.PIPE)
 
 It stands for `subprocess.Popen([sys.executable, "-m", "unstuck.cli.main", "worker", "shop:app"], ...)`, with what most
-of the suite needs of that. Half of what a worker costs in a test is the import of modules, the same every time, and a
-suite that starts two thousand workers, brokers and doors feels it. Whoever tests the start itself uses `subprocess`.
+of the suite needs of that. Half of what a worker costs in a test is the import of modules, and a suite starts two
+thousand workers, brokers, servers and commands. A test of the start itself uses `subprocess`.
 """
 
 import atexit
@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from tests.support import process_logs
-from tests.support.fork_server import END, MAX_ASK_BYTES
-from tests.support.fork_server_ahead import ROOM, ROOM_BYTES
+from tests.support.fork_server import END, MAX_ASK_BYTES, ROOM, ROOM_BYTES
 from tests.support.hosts import HERE, Host
 from tests.support.run_guard import note_memory_of
 
@@ -35,7 +34,7 @@ LOOK_S = 0.01
 
 
 class Forked:
-    """A process that was forked for us; whoever knows `subprocess.Popen` knows it."""
+    """A process that was forked for us, with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, args: list[str], pid: int, pidfd: int, exits: int, stdout: Any, stderr: Any) -> None:
         self.args = args
