@@ -104,7 +104,7 @@ check: lint types layers test ## lint, types, layers and tests in one: what must
 screenshots: tools programs ## take the pictures of the docs from a running system
 	$(PY) tools/screenshots.py
 
-bench: tools ## a first look at every benchmark, about 4 minutes (PARTS=http, BENCH="--databases sqlite"; see bench/README.md)
+bench: tools ## a first look at every benchmark, about 5 minutes (PARTS=http, BENCH="--databases sqlite"; see bench/README.md)
 	$(PY) -m bench --quick $(if $(PARTS),--parts $(PARTS)) $(BENCH)
 
 bench-full: tools ## every benchmark at full length, about 20 minutes

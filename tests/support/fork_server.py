@@ -137,7 +137,7 @@ def _become(ask: dict[str, Any], streams: list[int], server: int) -> None:
     for number, fd in enumerate(streams):
         os.dup2(fd, number)
     os.closerange(FIRST_OTHER_FD, os.sysconf("SC_OPEN_MAX"))
-    Host(*ask["place"]).enter()  # type: ignore[misc]
+    Host(*ask["place"]).enter()
     _enter(ask)
     if ask["prepare_fork_server"]:
         prepare_fork_server()
