@@ -17,7 +17,7 @@ COMPILE := $(PY) -m pytest --collect-only -qq tests >/dev/null
 # Thousands of processes are started: each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install tools demo test test-fast test-long test-repeat coverage programs fuzz-decoders fuzz-mdp chaos simulate simulate-mutants check lint types layers screenshots bench-core bench-web bench-mdp clean
+.PHONY: help install tools demo test test-fast test-long test-repeat coverage programs fuzz-decoders fuzz-mdp chaos simulate simulate-mutants check lint types layers screenshots bench bench-full bench-core clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -104,14 +104,14 @@ check: lint types layers test ## lint, types, layers and tests in one: what must
 screenshots: tools programs ## take the pictures of the docs from a running system
 	$(PY) tools/screenshots.py
 
-bench-core: tools ## what it does per second, what it costs, how soon it sees a death
-	$(PY) -m bench.__main__ $(BENCH)
+bench: tools ## a first look at every benchmark, about 5 minutes (PARTS=http, BENCH="--databases sqlite"; see bench/README.md)
+	$(PY) -m bench --quick $(if $(PARTS),--parts $(PARTS)) $(BENCH)
 
-bench-web: tools ## how long a beat over HTTP takes, and a look at ten thousand workers
-	$(PY) -m bench.http $(BENCH)
+bench-full: tools ## every benchmark at full length, about 20 minutes
+	$(PY) -m bench $(if $(PARTS),--parts $(PARTS)) $(BENCH)
 
-bench-mdp: tools ## round trips over ZeroMQ, durable and in memory, beside a minimal broker
-	$(PY) -m bench.majordomo $(BENCH)
+bench-core: tools ## workers and ledger at full length: throughput, CPU, latency, detection (BENCH="--only throughput")
+	$(PY) -m bench --parts core $(BENCH)
 
 clean:
 	rm -rf $(VENV) $(FUZZ_VENV) fuzz-findings test-logs .coverage-data .mypy_cache .ruff_cache .pytest_cache

@@ -1,98 +1,136 @@
-"""Measure the core on both databases in one run, beside what the bare machine does: `make bench-core`."""
+"""Measure Unstuck on durable databases, beside the bare machine, and compare two runs.
+
+python -m bench --quick
+python -m bench --parts http,throughput --databases sqlite --rounds 5 --json after.json --compare before.json
+python -m bench --compare before.json after.json
+"""
 
 import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from tests.support import run_guard
 
-from bench import (
-    detection,
-    enqueue,
-    idle_workers,
-    latency,
-    machine,
-    retention,
-    table_size,
-    throughput,
-    watch_cost,
-    workflows,
-)
-from bench.databases import Database, open_databases
-from bench.idle_replay import WORKERS_PER_HOST
-from bench.report import Table, as_json, headline, progress
+from bench.databases import NAMES, NotDurable, open_databases
+from bench.parts import FULL, GROUPS, PARTS, QUICK, named
+from bench.report import Table, commit_text, machine_text, progress, today
+from bench.results import Results, Rounds, comparison_text
 
-Part = Callable[[list[Database], bool], Table]
-
-IDLE_WORKERS = [100]
-"""A thousand need 10 GB of memory and a machine with nothing else to do: ask for them with `--idle-workers`."""
-
-PARTS: dict[str, Part] = {
-    "references": lambda databases, quick: machine.run(databases, 0.5 if quick else 2.0),
-    "enqueue": lambda databases, quick: enqueue.run(databases, 0.5 if quick else 2.0),
-    "latency": lambda databases, quick: latency.run(databases, 40 if quick else 200),
-    "drain": lambda databases, quick: throughput.run(databases, 0.7 if quick else 3.0),
-    "detection": lambda databases, quick: detection.run(databases, 3 if quick else 7),
-    "watching": lambda databases, quick: watch_cost.run(databases, 3.0 if quick else 12.0, 6 if quick else 20),
-    "workflows": lambda databases, quick: workflows.run(databases, 1.0 if quick else 3.0, 2 if quick else 5),
-    "decay": lambda databases, quick: table_size.run(databases, 100_000 if quick else 1_000_000, 10_000),
-    "retention": lambda databases, quick: retention.run(databases, 50_000 if quick else 200_000, 0.7 if quick else 3.0),
-    "idle": lambda databases, quick: idle_workers.run(
-        databases, [60] if quick else IDLE_WORKERS, 10.0 if quick else 60.0
-    ),
-}
+T = TypeVar("T")
 
 
-def main() -> int:
-    options = _options()
-    run_guard.start()
-    IDLE_WORKERS[:] = options.idle_workers
-    tables: list[Table] = []
-    with open_databases(options.databases) as databases:
-        print(headline("core", databases) + "\n", flush=True)
-        for part in options.only:
-            progress(f"… {part}")
-            tables.append(PARTS[part](databases, options.quick))
-            print(tables[-1].text() + "\n", flush=True)
-        if options.json is not None:
-            options.json.write_text(as_json(tables, databases))
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    try:
+        before = [Results.load(path) for path in options.compare]
+    except (OSError, ValueError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    if len(before) == 2:
+        print(comparison_text(*before))
+        return 0
+    try:
+        results = _measure(options)
+    except NotDurable as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    if options.json is not None:
+        results.save(options.json)
+    if before:
+        print(comparison_text(before[0], results))
     return 0
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.__main__", description=__doc__)
-    parser.add_argument("--only", type=_parts, default=list(PARTS), metavar="A,B", help=f"of: {', '.join(PARTS)}")
-    parser.add_argument("--databases", type=_databases, default=["postgresql", "sqlite"], metavar="A,B")
+def _measure(options: argparse.Namespace) -> Results:
+    run_guard.start()
+    size = QUICK if options.quick else FULL
+    with open_databases(options.databases) as databases:
+        durable = [database.durability() for database in databases]
+        results = Results(today(), commit_text(), machine_text(), durable, "quick" if options.quick else "full")
+        print(results.headline() + "\n", flush=True)
+        tables: dict[str, list[Table]] = {name: [] for name in options.parts}
+        # Round by round, so that the rounds of a part are as far apart as they can be.
+        for number in range(1, options.rounds + 1):
+            for name in options.parts:
+                progress(f"… {name}, round {number} of {options.rounds}")
+                tables[name].append(PARTS[name](databases, size))
+                if number == options.rounds:
+                    results.parts.append(Rounds.of(tables[name]))
+                    print(results.parts[-1].text() + "\n", flush=True)
+    return results
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        *("--parts", "--only"),
+        type=_checked(named),
+        default=list(PARTS),
+        metavar="A,B",
+        help=f"what to measure: {', '.join(PARTS)}; or {', '.join(GROUPS)} for several of them (default: all)",
+    )
+    parser.add_argument(
+        "--databases",
+        type=_checked(_databases),
+        default=list(NAMES),
+        metavar="A,B",
+        help=f"default: {','.join(NAMES)}",
+    )
     parser.add_argument("--quick", action="store_true", help="short runs: for a first look, not for figures")
     parser.add_argument(
-        "--idle-workers", type=_sizes, default=list(IDLE_WORKERS), metavar="N,M", help="multiples of 20"
+        "--rounds", type=_checked(_positive), default=1, metavar="N", help="measure everything N times (default: 1)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
-    return parser.parse_args()
+    parser.add_argument("--json", type=Path, metavar="FILE", help="store the figures of every round in this file")
+    parser.add_argument(
+        "--compare",
+        nargs="+",
+        action=_OneOrTwo,
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="one file: compare it with this run; two files: compare them, and measure nothing",
+    )
+    return parser
 
 
-def _parts(text: str) -> list[str]:
-    return _known(text, list(PARTS))
+class _OneOrTwo(argparse.Action):
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        if len(values) > 2:
+            parser.error("--compare takes one or two files")
+        setattr(namespace, self.dest, values)
+
+
+def _checked(read: Callable[[str], T]) -> Callable[[str], T]:
+    """Show the text of a ValueError, which argparse would hide."""
+
+    def check(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return check
 
 
 def _databases(text: str) -> list[str]:
-    return _known(text, ["postgresql", "sqlite"])
-
-
-def _sizes(text: str) -> list[int]:
-    sizes = [int(part) for part in text.split(",")]
-    if not sizes or any(size <= 0 or size % WORKERS_PER_HOST for size in sizes):
-        raise argparse.ArgumentTypeError(f"{text!r} must be multiples of {WORKERS_PER_HOST}")
-    return sizes
-
-
-def _known(text: str, known: list[str]) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
+    unknown = [name for name in names if name not in NAMES]
+    if unknown or not names:
+        raise ValueError(f"{text!r} is not a list of {', '.join(NAMES)}")
     return names
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise ValueError(f"{text!r} is not a number of at least 1")
+    return number
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Give benchmarks empty ledgers on both databases, and a look into them that costs the workers nothing."""
+"""Open empty ledgers for benchmarks on both databases, and query them without costing the workers anything."""
 
 import itertools
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,19 @@ from tests.support.postgres import PgServer, start_postgres
 
 from bench.processes import CpuClock, cpu_of_family
 
+NAMES = ("postgresql", "sqlite")
 DURABLE = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
-"""What the server of the tests goes without. SQLite syncs every commit, so a comparison needs it."""
+"""The server of the tests runs without these. SQLite syncs every commit, so a comparison needs them."""
+SURVIVES = "a commit survives a power failure if the disk keeps what it synced"
+IN_MEMORY = ("tmpfs", "ramfs")
+
+
+class NotDurable(Exception):
+    """A commit would be lost with the machine, so its figures say nothing."""
 
 
 class Database(ABC):
-    """A place for ledgers; `fresh` gives the URL of an empty one."""
+    """A database server or folder for ledgers; `fresh` returns the URL of an empty one."""
 
     name: str
 
@@ -30,7 +37,7 @@ class Database(ABC):
 
     @abstractmethod
     def query(self, url: str, sql: str) -> list[tuple[Any, ...]]:
-        """Ask with SQL that both understand; `{jobs}` stands for the table of jobs."""
+        """Run SQL that both understand; `{jobs}` stands for the table of jobs."""
 
     @abstractmethod
     def durability(self) -> str:
@@ -38,7 +45,7 @@ class Database(ABC):
 
     @abstractmethod
     def server_cpu(self) -> CpuClock:
-        """Give the CPU time of the server's own processes; zero where there is none."""
+        """Return the CPU time of the server's own processes; zero if there is no server."""
 
     def unfinished(self, url: str) -> int:
         return int(self.query(url, "select count(*) from {jobs} where finished_at is null")[0][0])
@@ -66,7 +73,7 @@ class Sqlite(Database):
             connection.close()
 
     def durability(self) -> str:
-        return f"{self.name} {apsw.sqlite_lib_version()}: {_disk(self.folder)}"
+        return f"{self.name} {apsw.sqlite_lib_version()}: {_survives('synchronous=full', self.folder)}"
 
     def server_cpu(self) -> CpuClock:
         return CpuClock()
@@ -96,7 +103,7 @@ class Postgres(Database):
 
     def durability(self) -> str:
         settings = ", ".join(f"{name}={self.setting(name)}" for name in DURABLE)
-        return f"{self.name} {self.setting('server_version')}: {settings}, {_disk(self.server.data)}"
+        return f"{self.name} {self.setting('server_version')}: {_survives(settings, self.server.data)}"
 
     def server_cpu(self) -> CpuClock:
         return cpu_of_family(self.server.pid)
@@ -116,9 +123,16 @@ def temporary_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def open_databases(names: list[str]) -> Iterator[list[Database]]:
-    """Bring up what was asked for ('sqlite', 'postgresql'), and clean up behind it."""
+def open_databases(names: Sequence[str], *, in_memory: bool = False) -> Iterator[list[Database]]:
+    """Yield the named databases, and remove their files at the end.
+
+    Raise NotDurable if the folder for temporary files is in memory, unless `in_memory` allows it."""
     with temporary_folder() as folder:
+        if _file_system(folder) in IN_MEMORY and not in_memory:
+            raise NotDurable(
+                f"{folder.parent} is in memory, where no commit survives a power failure. "
+                "Set TMPDIR to a folder on a disk."
+            )
         databases: list[Database] = []
         if "postgresql" not in names:
             yield [Sqlite(folder)]
@@ -132,8 +146,13 @@ def open_databases(names: list[str]) -> Iterator[list[Database]]:
             yield databases
 
 
-def _disk(folder: Path) -> str:
-    """Return on which file system a folder is."""
+def _survives(settings: str, folder: Path) -> str:
+    """Return what a commit survives, and the settings that make it so."""
+    kind = _file_system(folder)
+    survives = "a commit survives the end of the process only" if kind in IN_MEMORY else SURVIVES
+    return f"{survives} ({settings}, files on {kind})"
+
+
+def _file_system(folder: Path) -> str:
     mounts = [one for one in psutil.disk_partitions(all=True) if folder.resolve().is_relative_to(one.mountpoint)]
-    kind = max(mounts, key=lambda one: len(one.mountpoint)).fstype if mounts else "unknown"
-    return f"files in memory ({kind}), where nothing is synced" if kind in ("tmpfs", "ramfs") else f"files on {kind}"
+    return str(max(mounts, key=lambda one: len(one.mountpoint)).fstype) if mounts else "unknown"

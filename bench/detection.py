@@ -1,4 +1,4 @@
-"""Measure how soon a death is settled: from just before `kill -9` to the job's end in the ledger."""
+"""Measure detection: from just before `kill -9` until the job is settled in the ledger."""
 
 import contextlib
 import json
@@ -31,9 +31,7 @@ Kill = Callable[[Stage, int], None]
 
 
 def run(databases: list[Database], kills: int) -> Table:
-    table = Table(
-        "detection", "Detection: kill -9 → job settled, milliseconds", ("kills", "median", "worst", "seen by")
-    )
+    table = Table("detection", "Detection: kill -9 → job settled, milliseconds", ("median", "worst", "seen by"))
     for database in databases:
         _cases(table, database, "runner", _kill_runner, {}, 1, kills)
         _cases(table, database, "worker and runners, a neighbour lives", _kill_worker, {}, 2, kills)
@@ -43,7 +41,8 @@ def run(databases: list[Database], kills: int) -> Table:
         label = f"worker and runners, lease alone (timeout {LEASE['heartbeat_timeout']})"
         _cases(table, database, label, _kill_worker, LEASE, 2, kills)
     table.notes += [
-        "default settings but for what is in brackets; session: as if on another host, with a grace of 2 s",
+        f"{kills} kills each; default settings but for what is in brackets",
+        "session: as if on another host, with a grace of 2 s",
         f"lease: interval {LEASE['heartbeat_interval']}, timeout {LEASE['heartbeat_timeout']}, checked every "
         f"{LEASE['check_interval']}; with the default timeout add 28 s",
     ]
@@ -71,7 +70,7 @@ def _cases(
             if missing:
                 stage.workers.start(missing, "--concurrency", "2", **environment)
     seen_by = ", ".join(sorted(detectors)) or "kernel"
-    table.add(f"{database.name}, {label}", kills, statistics.median(taken_ms), max(taken_ms), seen_by)
+    table.add(f"{database.name}, {label}", statistics.median(taken_ms), max(taken_ms), seen_by)
 
 
 def _read(note: Path) -> str:

@@ -1,6 +1,5 @@
-"""Measure the ZeroMQ door beside a minimal broker that keeps everything in memory: `make bench-mdp`."""
+"""Measure the Majordomo broker beside a minimal broker that keeps everything in memory."""
 
-import argparse
 import os
 import secrets
 import signal
@@ -12,51 +11,22 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import zmq
-from tests.support import run_guard
 
-from bench.databases import open_databases
-from bench.report import Table, headline, progress
+from bench.databases import Database
+from bench.report import Table, progress
 from unstuck.domain.frames import write_map
 
 SERVICE = b"echo"
 IN_FLIGHT = 100
 MEMORY = "sqlite:///:memory:"
 PATIENCE_MS = 30_000
-DEATHS = 10
 
 Brokers = list[tuple[str, list[str], dict[str, str]]]
 
 
-def main() -> int:
-    options = _options()
-    run_guard.start()
-    with open_databases(options.databases) as databases:
-        print(headline("ZeroMQ", databases) + "\n", flush=True)
-        ours = [sys.executable, "-m", "unstuck", "broker", "--bind", "tcp://127.0.0.1:0"]
-        brokers: Brokers = [
-            (
-                "reference, in memory",
-                [sys.executable, "-m", "tests.mdp.reference_broker", "--bind", "tcp://127.0.0.1:*"],
-                {},
-            ),
-            ("Unstuck, in memory", ours, {"UNSTUCK_URL": MEMORY}),
-            *((f"Unstuck, {one.name}", ours, {"UNSTUCK_URL": one.fresh()}) for one in databases),
-        ]
-        for part in (_trips(brokers, options.seconds), _deaths(brokers[1:])):
-            print(part.text() + "\n", flush=True)
-    return 0
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.majordomo", description=__doc__)
-    parser.add_argument("--databases", type=lambda text: text.split(","), default=["sqlite", "postgresql"])
-    parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="for each figure")
-    return parser.parse_args()
-
-
-def _trips(brokers: Brokers, seconds: float) -> Table:
+def round_trips(databases: list[Database], seconds: float) -> Table:
     table = Table(
-        "trips",
+        "majordomo-round-trips",
         "Round trips per second, one client, tiny bodies",
         ("1 worker, one by one", "1 worker, 100 in flight", "2 workers, 100 in flight", "of the reference %"),
         notes=[
@@ -65,42 +35,64 @@ def _trips(brokers: Brokers, seconds: float) -> Table:
         ],
     )
     best: float | None = None
-    for name, command, env in brokers:
-        figures = []
-        for workers, in_flight in ((1, 1), (1, IN_FLIGHT), (2, IN_FLIGHT)):
-            with _broker(command, env) as endpoint, _workers(endpoint, workers):
-                figures.append(_rate(endpoint, in_flight, seconds))
-        best = best or figures[-1]
-        table.add(name, *figures, 100 * figures[-1] / best)
+    with _brokers(databases) as brokers:
+        for name, command, env in brokers:
+            figures = []
+            for workers, in_flight in ((1, 1), (1, IN_FLIGHT), (2, IN_FLIGHT)):
+                with _broker(command, env) as endpoint, _workers(endpoint, workers):
+                    figures.append(_rate(endpoint, in_flight, seconds))
+            best = best or figures[-1]
+            table.add(name, *figures, 100 * figures[-1] / best)
     return table
 
 
-def _deaths(brokers: Brokers) -> Table:
+def deaths(databases: list[Database], kills: int) -> Table:
     table = Table(
-        "deaths",
+        "majordomo-deaths",
         "From `kill -9` of a worker until its client is told, milliseconds",
         ("best", "median", "worst"),
-        notes=["The reference sees a death after three heartbeats, 7.5 s."],
+        notes=[f"{kills} kills each. The reference sees a death after three heartbeats, 7.5 s."],
     )
-    for name, command, env in brokers:
-        with _broker(command, env) as endpoint:
-            took = sorted(_killed(endpoint) for _ in range(DEATHS))
-        table.add(name, took[0], statistics.median(took), took[-1])
+    with _brokers(databases) as brokers:
+        for name, command, env in brokers[1:]:
+            with _broker(command, env) as endpoint:
+                took = sorted(_killed(endpoint) for _ in range(kills))
+            table.add(name, took[0], statistics.median(took), took[-1])
     return table
+
+
+@contextmanager
+def _brokers(databases: list[Database]) -> Iterator[Brokers]:
+    """Yield names, commands and environments; the reference is the first."""
+    ours = [sys.executable, "-m", "unstuck", "broker", "--bind", "tcp://127.0.0.1:0"]
+    reference = [sys.executable, "-m", "tests.mdp.reference_broker", "--bind", "tcp://127.0.0.1:*"]
+    urls = [database.fresh() for database in databases]
+    try:
+        yield [
+            ("reference, in memory", reference, {}),
+            ("Unstuck, in memory", ours, {"UNSTUCK_URL": MEMORY}),
+            *(
+                (f"Unstuck, {database.name}", ours, {"UNSTUCK_URL": url})
+                for database, url in zip(databases, urls, strict=True)
+            ),
+        ]
+    finally:
+        for database, url in zip(databases, urls, strict=True):
+            database.drop(url)
 
 
 def _killed(endpoint: str) -> float:
-    """Kill the worker that has a request; the client has asked to be told."""
+    """Kill the worker that has a request; return when its client, which asked for it, was told."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     with ExitStack() as stack:
-        # One of its own, else the next worker would get the request of the last one's client.
+        # A service of its own: the next worker must not get the request of this client.
         service = secrets.token_hex(4).encode()
         worker = stack.enter_context(_workers(endpoint, 1, "--sleep", "60", service=service))[0]
         client = stack.enter_context(context.socket(zmq.DEALER))
         client.linger = 0
         client.set(zmq.ROUTING_ID, secrets.token_hex(16).encode())
         client.connect(endpoint)
-        # Of deaths alone: a worker that has just begun may not be known yet, and that would be told too.
+        # Deaths alone: a worker that has just started may not be known yet, and a notice of that would come too.
         wish = write_map({"v": 1, "ttl": 60, "events": ["WORKER_DIED"]})
         client.send_multipart([b"", b"MDPC01", b"mmi.notify", wish])
         assert client.poll(PATIENCE_MS), "no answer"
@@ -109,7 +101,7 @@ def _killed(endpoint: str) -> float:
         _until_busy(worker)
         begun_s = time.perf_counter()
         worker.send_signal(signal.SIGKILL)
-        assert client.poll(PATIENCE_MS), "nobody told it"
+        assert client.poll(PATIENCE_MS), "the client was not told"
         took_ms = 1000 * (time.perf_counter() - begun_s)
         assert client.recv_multipart()[2] == b"\x08"
         return took_ms
@@ -150,6 +142,7 @@ def _broker(command: list[str], env: dict[str, str]) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(30)
+        process.stdout.close()
 
 
 @contextmanager
@@ -167,12 +160,10 @@ def _workers(
         for process in processes:
             process.kill()
             process.wait(30)
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 def _until_busy(worker: "subprocess.Popen[str]") -> None:
     assert worker.stdout is not None
     assert worker.stdout.readline().strip() == "busy"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -124,19 +124,17 @@ class Workers:
         self._folder = folder
         self.all: list[WorkerProcess] = []
 
-    def start(
-        self, count: int = 1, *arguments: str, module: str = "unstuck.cli.main", **environment: str
-    ) -> list[WorkerProcess]:
-        begun = [self._start(module, arguments, environment) for _ in range(count)]
+    def start(self, count: int = 1, *arguments: str, **environment: str) -> list[WorkerProcess]:
+        begun = [self._start(arguments, environment) for _ in range(count)]
         pids = {worker.pid for worker in begun}
         wait_for(lambda: self._active(begun) >= pids, "workers active", every_s=0.02)
         return begun
 
-    def _start(self, module: str, arguments: tuple[str, ...], environment: dict[str, str]) -> WorkerProcess:
+    def _start(self, arguments: tuple[str, ...], environment: dict[str, str]) -> WorkerProcess:
         log = self._folder / f"worker-{len(self.all)}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", module, "worker", TASKS, *arguments],
+                [sys.executable, "-m", "unstuck.cli.main", "worker", TASKS, *arguments],
                 cwd=ROOT,
                 env={**os.environ, "UNSTUCK_URL": self.url, "UNSTUCK_LOG_LEVEL": "warning", **environment},
                 stdin=subprocess.DEVNULL,

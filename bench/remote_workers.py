@@ -1,4 +1,4 @@
-"""How many jobs per second a remote worker does over one connection, beside the bare ledger and a bare route."""
+"""Measure jobs per second of a remote worker on one connection, beside the bare ledger and a bare route."""
 
 import asyncio
 import json
@@ -10,17 +10,18 @@ from urllib.parse import urlsplit
 
 import apsw
 import psycopg
+from tests.support.builders import birth
 from tests.support.http_server import Served, serve
 
 from bench.databases import Database
-from bench.http_heartbeats import Line
+from bench.http_heartbeats import Connection
 from bench.processes import cpu_of_family
 from bench.report import Table
 from unstuck.config import Settings
 from unstuck.domain.states import Transport
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import NewJob, TaskRecord
-from unstuck.ledger.contract.workers import ClaimRequest, NewWorker, Success, Turn
+from unstuck.ledger.contract.workers import ClaimRequest, Success, Turn
 from unstuck.ledger.open import ready_ledger
 
 ROUNDS = 3
@@ -34,8 +35,8 @@ Step = Callable[[], Awaitable[int]]
 
 def run(databases: list[Database], seconds: float, batch: int) -> Table:
     table = Table(
-        "remote",
-        "one remote worker on one connection, jobs that do nothing",
+        "remote-workers",
+        "One remote worker on one connection, jobs that do nothing",
         ("jobs per s", "ms per request", "server CPU ms per job", "of bare ledger"),
         notes=[
             "In turns within one run. The bare ledger takes the same turns without HTTP.",
@@ -62,17 +63,17 @@ def run(databases: list[Database], seconds: float, batch: int) -> Table:
 async def _measure(
     table: Table, name: str, served: Served, ledger: Ledger, commit: Step, seconds: float, batch: int
 ) -> None:
-    place = urlsplit(served.url)
-    assert place.hostname is not None
-    assert place.port is not None
-    line = Line(place.hostname, place.port)
-    worker = Remote(line)
+    address = urlsplit(served.url)
+    assert address.hostname is not None
+    assert address.port is not None
+    connection = Connection(address.hostname, address.port)
+    worker = Remote(connection)
     await worker.register()
     kinds: dict[str, tuple[int, Step]] = {
         "bare commit": (0, commit),
         "bare ledger, one job per turn": (1, _bare(ledger, "bare1", 1)),
         f"bare ledger, {batch} jobs per turn": (batch, _bare(ledger, "barebatch", batch)),
-        "bare route": (0, lambda: _ping(line)),
+        "bare route": (0, lambda: _ping(connection)),
         "claim, start, settle": (1, worker.three_requests),
         "turn": (1, lambda: worker.turn(1)),
         f"turn, {batch} jobs per request": (batch, lambda: worker.turn(batch)),
@@ -94,7 +95,7 @@ async def _measure(
                     steps[kind] += 1
                 took_s[kind] += time.perf_counter() - begun_s
                 cpu_s[kind] += cpu_of_family(served.process.pid).all_s - before
-    line.close()
+    connection.close()
     rates = {kind: (done[kind] or steps[kind]) / took_s[kind] for kind in kinds}
     unserved = [kind for kind in kinds if kind.startswith(("bare ledger", "bare commit"))]
     bare = {size: rates[kind] for kind, (size, _) in kinds.items() if kind.startswith("bare ledger")}
@@ -107,8 +108,8 @@ async def _measure(
 class Remote:
     """A worker over HTTP that does each job by answering it."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._id = ""
         self._held: list[dict[str, Any]] = []
 
@@ -140,15 +141,15 @@ class Remote:
             self._held = []
 
     async def _ask(self, method: str, path: str, body: Any, status: int = 200) -> Any:
-        answer = await self._line.ask(method, path, body)
+        answer = await self._connection.ask(method, path, body)
         assert answer.status == status, answer.body[:500]
         return json.loads(answer.body)
 
 
 def _bare(ledger: Ledger, worker_id: str, limit: int) -> Step:
     ledger.register(
-        NewWorker(
-            id=worker_id,
+        birth(
+            worker_id,
             name=worker_id,
             host="bench",
             pid=0,
@@ -204,8 +205,8 @@ def _plain_connection(url: str) -> Any:
     return connection
 
 
-async def _ping(line: Line) -> int:
-    assert (await line.ask("GET", "/healthz")).status == 200
+async def _ping(connection: Connection) -> int:
+    assert (await connection.ask("GET", "/healthz")).status == 200
     return 0
 
 

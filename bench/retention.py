@@ -1,4 +1,4 @@
-"""Measure how many jobs retention removes per second, beside how many jobs workers drain in the same run.
+"""Measure how many finished jobs retention removes per second, and how many jobs workers run meanwhile.
 
 Retention must be the faster one, or tables grow for ever. The removal is the reaper's own: short batches, for half of
 the time. The finished jobs are copies of a real row, made by SQL in bulk, older than the retention.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from bench.databases import Database, Postgres
 from bench.fleet import Stage, stage_on
 from bench.report import Table
-from bench.table_size import Wheel, copy_rows
+from bench.table_size import LedgerLoop, copy_rows
 from bench.throughput import WARM_UP_JOBS, drain, drain_staged, jobs_for
 from unstuck.config import Recovery
 from unstuck.ledger.contract.jobs import JobExtras, NewJob
@@ -82,7 +82,7 @@ def _with_key(number: int) -> NewJob:
 
 
 def _walk(stage: Stage, rows: int) -> Walk:
-    """Have a reaper remove all of it, with the pauses that it keeps."""
+    """Let a reaper remove all of it, with its pauses between batches."""
     reaper = Reaper(stage.ledger, Recovery(), by="bench")
     removed, longest_s = 0, 0.0
     began_s, cpu_s = time.monotonic(), time.process_time() + stage.database.server_cpu().all_s
@@ -102,7 +102,7 @@ def _walk(stage: Stage, rows: int) -> Walk:
 
 
 def _beside(database: Database, rows: int, seconds: float) -> tuple[float, float]:
-    """Return how many jobs per second are drained, and how many removed, when both happen at once."""
+    """Return the jobs drained and the jobs removed per second when both happen at once."""
     with stage_on(database) as stage:
         _finish_old_jobs(stage, rows)
         stage.workers.start(WORKERS, "--concurrency", str(SLOTS))
@@ -115,7 +115,7 @@ def _beside(database: Database, rows: int, seconds: float) -> tuple[float, float
 
 def _finish_old_jobs(stage: Stage, rows: int) -> None:
     """End one job, copy it, and make all of them old."""
-    Wheel(stage).go(1)
+    LedgerLoop(stage).run(1)
     copy_rows(stage, "succeeded", rows)
     past = f"interval '{OLD_S} seconds'" if isinstance(stage.database, Postgres) else str(OLD_S)
     ages = ", ".join(f"{column} = {column} - {past}" for column in ("enqueued_at", "finished_at"))

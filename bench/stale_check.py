@@ -1,7 +1,9 @@
-"""How long it takes to find out who is stale, with ten thousand foreign workers and a million jobs."""
+"""Measure the stale check, with ten thousand remote workers and a million jobs."""
 
 import time
 from collections.abc import Callable
+
+from tests.support.builders import birth
 
 from bench.databases import Database
 from bench.fleet import Stage, stage_on
@@ -15,15 +17,14 @@ from unstuck.ledger.contract.jobs import TaskRecord
 from unstuck.ledger.contract.workers import ClaimRequest, NewWorker, Success, Turn
 from unstuck.recovery.reap import Reaper
 
-HOLDING = 1_000
-"""Workers that hold a job."""
 GOAL_MS = 100.0
 
 
-def run(databases: list[Database], workers: int, jobs: int, rounds: int) -> Table:
+def run(databases: list[Database], workers: int, holding: int, jobs: int, times: int) -> Table:
+    """Measure with `workers` of which `holding` hold a job, and `jobs` finished jobs."""
     table = Table(
-        "stale",
-        f"Who is stale, of {workers:,} foreign workers ({HOLDING:,} hold a job), with {jobs:,} finished jobs",
+        "stale-check",
+        f"Stale check of {workers:,} remote workers ({holding:,} hold a job), with {jobs:,} finished jobs",
         ("best ms", "median ms", "worst ms"),
         notes=[
             f"The goal is a stale check below {GOAL_MS:g} ms: what the reaper asks once per round. 'judged' is that",
@@ -33,11 +34,11 @@ def run(databases: list[Database], workers: int, jobs: int, rounds: int) -> Tabl
     )
     for database in databases:
         with stage_on(database) as stage:
-            _fill(stage, workers, jobs)
+            _fill(stage, workers, holding, jobs)
             ledger = stage.ledger
             reaper = Reaper(ledger, Recovery(), by="bench")
             for label, act in _checks(stage, ledger, reaper).items():
-                took = sorted(_time_s(act) for _ in range(rounds))
+                took = sorted(_time_s(act) for _ in range(times))
                 table.add(
                     f"{database.name}: {label}", *(1000 * one for one in (took[0], took[len(took) // 2], took[-1]))
                 )
@@ -55,22 +56,22 @@ def _checks(stage: Stage, ledger: Ledger, reaper: Reaper) -> dict[str, Callable[
     }
 
 
-def _fill(stage: Stage, workers: int, jobs: int) -> None:
+def _fill(stage: Stage, workers: int, holding: int, jobs: int) -> None:
     ledger = stage.ledger
     for number in range(workers):
         ledger.register(_birth(number, ledger.single_host))
-    stage.task("noop").enqueue_many([()] * (HOLDING + 1))
+    stage.task("noop").enqueue_many([()] * (holding + 1))
     [first] = ledger.turn(Turn("bench0", claim_request=ClaimRequest(("default",), ("noop",), 1, start=1))).claimed
     ledger.turn(Turn("bench0", done=(Success(first.job_id, first.token, b"null"),)))
     copy_rows(stage, "succeeded", jobs)
-    for number in range(HOLDING):
+    for number in range(holding):
         ledger.turn(Turn(f"bench{number}", claim_request=ClaimRequest(("default",), ("noop",), 1, start=1)))
 
 
 def _birth(number: int, one_host: bool) -> NewWorker:
     web = HttpSettings()
-    return NewWorker(
-        id=f"bench{number}",
+    return birth(
+        f"bench{number}",
         name=f"bench-{number}",
         host=f"host-{number % 50}",
         pid=0,

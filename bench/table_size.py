@@ -1,7 +1,7 @@
-"""Measure what old and waiting jobs cost the claim: the ledger's wheel alone, without runners, in this process.
+"""Measure what old and waiting jobs cost the claim: turns of the ledger alone, without runners, in this process.
 
-A turn hands in a hundred, starts a hundred and claims a hundred. The million rows are copies of a real row, made
-by SQL in bulk.
+A turn settles a hundred jobs, starts a hundred and claims a hundred. The million rows are copies of a real row, made by
+SQL in bulk.
 """
 
 import statistics
@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
+from tests.support.builders import birth
 
 from bench.databases import Database, Postgres
 from bench.fleet import Stage, stage_on
 from bench.report import Table
-from unstuck import config, host
-from unstuck.ledger.contract.workers import AttemptRef, ClaimRequest, NewWorker, Success, Turn
+from unstuck import config
+from unstuck.ledger.contract.workers import AttemptRef, ClaimRequest, Success, Turn
 
 BATCH = 100
 ROUNDS = 3
@@ -23,37 +24,37 @@ ROUNDS = 3
 
 def run(databases: list[Database], rows: int, jobs: int) -> Table:
     table = Table(
-        "decay",
-        f"Decay: claims of {BATCH} per turn, the ledger alone, with {rows:,} more rows in the table",
-        ("jobs/s", "of fresh %", "CPU µs/job", "of fresh %"),
+        "table-size",
+        f"Table size: claims of {BATCH} per turn, the ledger alone, with {rows:,} more rows in the table",
+        ("jobs/s", "of fresh %", "CPU µs/job", "CPU of fresh %"),
     )
     for database in databases:
         with stage_on(database) as stage:
-            wheel = Wheel(stage)
-            wheel.go(jobs // 4)
-            fresh = _median(wheel, jobs)
+            loop = LedgerLoop(stage)
+            loop.run(jobs // 4)
+            fresh = _median(loop, jobs)
             table.add(f"{database.name}, fresh", fresh[0], 100.0, fresh[1], 100.0)
             copy_rows(stage, "succeeded", rows)
-            _compare(table, f"{database.name}, {rows:,} finished", _median(wheel, jobs), fresh)
+            _compare(table, f"{database.name}, {rows:,} finished", _median(loop, jobs), fresh)
             copy_rows(stage, "pending", rows)
-            _compare(table, f"{database.name}, and {rows:,} pending behind", _median(wheel, jobs), fresh)
+            _compare(table, f"{database.name}, and {rows:,} pending behind", _median(loop, jobs), fresh)
             if isinstance(database, Postgres):
                 with _old_snapshot(stage.url):
                     label = f"{database.name}, and an old snapshot held open all the while"
-                    _compare(table, label, _median(wheel, jobs), fresh)
+                    _compare(table, label, _median(loop, jobs), fresh)
                 database.query(stage.url, "vacuum {jobs}")
             copy_rows(stage, "pending", rows, task="unknown_here", rank=-1)
             label = f"{database.name}, and {rows:,} pending ahead of a task that this worker does not know"
-            _compare(table, label, _whole(wheel, jobs), fresh)
+            _compare(table, label, _whole(loop, jobs), fresh)
     table.notes.append(
-        f"median of {ROUNDS} rounds of {jobs:,} jobs; the last case is all rounds in one, looks included"
+        f"median of {ROUNDS} times {jobs:,} jobs; the last case is all of them in one, with the search for gaps"
     )
     return table
 
 
 @contextmanager
 def _old_snapshot(url: str) -> Iterator[None]:
-    """Keep what is dead from being cleared away, as a forgotten transaction or a long report does."""
+    """Hold a snapshot that keeps dead rows from being vacuumed, as a forgotten transaction or a long report does."""
     with psycopg.connect(url) as connection:
         connection.execute("set transaction isolation level repeatable read")
         connection.execute("select 1 from unstuck.jobs limit 1")
@@ -64,33 +65,30 @@ def _compare(table: Table, label: str, now: tuple[float, float], fresh: tuple[fl
     table.add(label, now[0], now[0] / fresh[0] * 100, now[1], now[1] / fresh[1] * 100)
 
 
-def _median(wheel: "Wheel", jobs: int) -> tuple[float, float]:
-    rounds = [wheel.go(jobs) for _ in range(ROUNDS)]
+def _median(loop: "LedgerLoop", jobs: int) -> tuple[float, float]:
+    rounds = [loop.run(jobs) for _ in range(ROUNDS)]
     return statistics.median(rate for rate, _ in rounds), statistics.median(cpu for _, cpu in rounds)
 
 
-def _whole(wheel: "Wheel", jobs: int) -> tuple[float, float]:
-    """As `_median`, but with what is done once in a while counted in."""
-    return wheel.go(jobs * ROUNDS)
+def _whole(loop: "LedgerLoop", jobs: int) -> tuple[float, float]:
+    """As `_median`, but with the cost of what is done once in a while."""
+    return loop.run(jobs * ROUNDS)
 
 
-class Wheel:
-    """A worker without runners: every job that it started has ended by the next turn."""
+class LedgerLoop:
+    """A worker without runners: each job that it started has ended by the next turn."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._worker_id = "decaybenchwk"
+        self._worker_id = "tablesizewrk"
         defaults = config.Settings()
         stage.ledger.register(
-            NewWorker(
-                id=self._worker_id,
-                name="decay",
-                host=host.hostname(),
+            birth(
+                self._worker_id,
+                name="table-size",
                 pid=0,
-                boot_id=host.boot_id(),
                 pid_namespace="",
                 process_started="",
-                queues=("default",),
                 tasks=(),
                 concurrency=BATCH,
                 version="0",
@@ -100,8 +98,8 @@ class Wheel:
             )
         )
 
-    def go(self, jobs: int) -> tuple[float, float]:
-        """Give jobs per second and CPU µs per job, of this process and the server's."""
+    def run(self, jobs: int) -> tuple[float, float]:
+        """Return jobs per second, and CPU µs per job of this process and the server's."""
         stage, ledger = self._stage, self._stage.ledger
         # A higher priority puts them before whatever waits already, so that every round claims its own.
         stage.task("noop").options(priority=1).enqueue_many([()] * jobs)
@@ -157,7 +155,7 @@ def copy_rows(stage: Stage, state: str, rows: int, task: str | None = None, rank
         f" select (select last_job_id from unstuck_ledger) + i, {copied} from n, {template};"
         f" update unstuck_ledger set last_job_id = (select max(id) from {{jobs}}); commit",
     )
-    # A WAL of a million rows is no ordinary one: the first commits after it would pay for copying it back.
+    # A WAL of a million rows is unusual: the first commits after it would pay for copying it back.
     database.query(url, "pragma wal_checkpoint(truncate)")
 
 

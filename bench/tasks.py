@@ -8,11 +8,6 @@ from typing import Any
 
 from unstuck import App, Context, Recovery
 
-if "BENCH_QUICKENED" in os.environ:
-    from bench.quickened import quicken_fork_server
-
-    quicken_fork_server()
-
 
 def _recovery() -> Recovery | None:
     # UNSTUCK_EVIDENCE cannot say "no evidence at all": an empty variable counts as not set.
@@ -36,17 +31,9 @@ def noop_limited() -> None:
     """The same, with every limit that there is."""
 
 
-@app.task(timeout="1h", stall_timeout="10m", interpreter_timeout="10m", memory_limit="1GB")
-def work_limited() -> None:
-    """Compute for about a third of a second, always the same."""
-    total = 0
-    for number in range(5_000_000):
-        total += number
-
-
 @app.task(timeout="1h", stall_timeout="1m", interpreter_timeout="1m", memory_limit="1GB")
 def watched_nap(ctx: Context, seconds: float) -> None:
-    """Sleep under every limit, with a sign of life a second."""
+    """Sleep under every limit, with a heartbeat a second."""
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
         ctx.heartbeat()

@@ -1,4 +1,4 @@
-"""Measure how many no-op jobs workers drain per second, each in an isolated runner, and what a job costs.
+"""Measure throughput: no-op jobs per second, each in an isolated runner, and the CPU time of each.
 
 The jobs are enqueued while their queue is paused. The rate is the ledger's own account: jobs between the first
 claim and the last end. CPU time is the kernel's.
@@ -15,7 +15,8 @@ from bench.report import Table
 
 WARM_UP_JOBS = 400
 MIN_JOBS, MAX_JOBS = 800, 100_000
-SHAPES = (("async", 200), ("sync", 2), ("sync", 8), ("sync", 32))
+Shapes = tuple[tuple[str, int], ...]
+"""Kinds of tasks, each with the concurrency of a worker."""
 STATS_DELAY_S = 1.3
 """PostgreSQL sessions report their counters at most once a second."""
 
@@ -31,20 +32,19 @@ class Drained:
     wal_bytes: float | None = None
 
 
-def run(databases: list[Database], seconds_each: float, shapes: tuple[tuple[str, int], ...] = SHAPES) -> Table:
+def run(databases: list[Database], seconds_each: float, shapes: Shapes, fleets: tuple[int, ...]) -> Table:
     table = Table(
-        "drain",
-        "Drain: no-op jobs per second through isolated runners",
-        ("workers", "jobs/s", "worker µs", "runners µs", "server µs", "commits/job", "WAL B/job"),
+        "throughput",
+        "Throughput: no-op jobs per second through isolated runners",
+        ("jobs/s", "worker µs", "runners µs", "server µs", "commits/job", "WAL B/job"),
     )
     for database in databases:
         for kind, concurrency in shapes:
             for on_crash in ("fail", "retry"):
-                for workers in (1, 2):
+                for workers in fleets:
                     drained = drain(database, kind, concurrency, on_crash, workers, seconds_each)
                     table.add(
-                        f'{database.name}, {kind} × {concurrency}, on_crash="{on_crash}"',
-                        workers,
+                        f'{database.name}, {kind} × {concurrency}, on_crash="{on_crash}", {workers} worker(s)',
                         drained.per_s,
                         drained.worker_us,
                         drained.runners_us,
@@ -56,13 +56,13 @@ def run(databases: list[Database], seconds_each: float, shapes: tuple[tuple[str,
         "concurrency is per worker: sync × 8 is eight processes; async × 200 is one process with 200 jobs at once",
         'on_crash="fail" never runs ahead: a runner gets its next job after a commit that says so',
         "µs: CPU time (user + system) per job: worker process; fork server and runners; the server's processes",
-        "commits and WAL: from the first job to the last, beats included, without the enqueue and our own looks",
+        "commits and WAL: from the first job to the last, heartbeats included, without the enqueue and our own queries",
     ]
     return table
 
 
 def drain(database: Database, kind: str, concurrency: int, on_crash: str, workers: int, seconds: float) -> Drained:
-    """Start workers on an empty ledger, warm them up, then have them drain what `seconds` should take."""
+    """Start workers on an empty ledger, warm them up, then let them drain what `seconds` should take."""
     name = "noop" + ("_async" if kind == "async" else "") + ("_retry" if on_crash == "retry" else "")
     return drain_task(database, name, concurrency, workers, seconds)
 
@@ -76,7 +76,7 @@ def drain_task(database: Database, name: str, concurrency: int, workers: int, se
 
 
 def drain_in_turns(database: Database, names: list[str], concurrency: int, seconds: float) -> list[Drained]:
-    """Have one worker drain these tasks one after another: what is compared shares process, table and caches."""
+    """Let one worker drain these tasks one after another, so that they share process, table and caches."""
     with stage_on(database) as stage:
         stage.workers.start(1, "--concurrency", str(concurrency))
         drain_staged(stage, names[0], WARM_UP_JOBS)
@@ -121,7 +121,7 @@ def drain_staged(stage: Stage, name: str, jobs: int, *, counted: bool = False) -
 
 
 def _wait_until_empty(stage: Stage, last_id: int) -> int:
-    """Wait for the last job, and give how many commits of ours that took."""
+    """Wait for the last job, and return the number of commits of ours that this took."""
     looks = 1
 
     def look(ended: Callable[[], object]) -> object:
@@ -149,7 +149,7 @@ def _span_s(stage: Stage, first_id: int) -> float:
 
 
 def _counters(stage: Stage) -> tuple[int, int]:
-    """Give commits and WAL bytes so far."""
+    """Return commits and WAL bytes until now."""
     sql = (
         "select xact_commit, pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')"
         " from pg_stat_database where datname = current_database()"

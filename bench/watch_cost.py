@@ -1,62 +1,48 @@
-"""Measure what it costs to watch over jobs: beats, pulses, looks, memory, deadlines.
+"""Measure what it costs to watch over jobs: heartbeats, checks of runners, memory, deadlines.
 
-Watching is too cheap to be seen beside the noise of a machine. So a second worker watches twenty times as often, the
-two work in short turns, one frozen while the other works, and what the second costs more is divided by nineteen. What
-limits cost a job when it begins and ends does not depend on how often anybody looks: for that no-ops with every limit
-stand against no-ops without any, in turns within one worker. Both by CPU time per job (worker, fork server, runners
-and the database's server) and by rate: the median over pairs of neighbouring turns, with its interval.
+First the CPU that a worker needs while its jobs sleep under every limit there is. Then no-ops with every limit beside
+no-ops without any, in neighbouring turns of one worker: the part of the cost that comes when a job begins and ends.
 """
 
 import os
-import signal
 import time
-from contextlib import ExitStack
+from statistics import median
 
-from bench import pairs, quickened
 from bench.databases import Database
 from bench.fleet import Stage, stage_on
-from bench.processes import WorkerProcess, wait_for
+from bench.processes import wait_for
 from bench.report import Table
-from bench.throughput import WARM_UP_JOBS, Drained, drain_in_turns, drain_staged, jobs_for
+from bench.throughput import Drained, drain_in_turns
 
-CROWDS = (2, 8, 32)
 SLOTS = 8
-TIMES = 20
-"""How many times as often the quickened worker watches."""
+TASKS = ("noop", "noop_limited")
+STARTED_S = 1.0
+"""In its first second a process is busy with its start."""
 
 
-def run(databases: list[Database], seconds: float, turns: int) -> Table:
-    table = Table("watching", "Watching: what it costs", ("without", "with", "difference %", "from", "to"))
+def run(databases: list[Database], sleeping: tuple[int, ...], seconds: float, turns: int) -> Table:
+    table = Table("watch-cost", "Watch cost", ("without", "with", "difference %", "least %", "greatest %"))
     for database in databases:
-        for jobs in CROWDS:
+        for jobs in sleeping:
             idle, busy = _cpu_share(database, jobs, seconds)
             table.add(f"{database.name}, {jobs} sleeping jobs, % of the machine", idle, busy, busy - idle, None, None)
-        for task, named, jobs in (
-            ("noop_limited", "no-ops", 0),
-            ("work_limited", "jobs of a third of a second", SLOTS),
-        ):
-            usual, quick = _quickened(database, task, jobs, turns)
-            _compare(table, f"{database.name}, watching of {named}", usual, quick, TIMES - 1)
         plain, limited = _limited(database, turns)
-        _compare(table, f"{database.name}, limits of no-ops", plain, limited, 1)
+        _compare(table, f"{database.name}, limits of no-ops, CPU µs each", _cpu_us(plain), _cpu_us(limited))
+        _compare(table, f"{database.name}, limits of no-ops, jobs/s", _rates(plain), _rates(limited))
     table.notes += [
         "sleeping: one worker, as many slots as jobs, each with timeout, stall_timeout, interpreter_timeout and "
-        "memory_limit, and a ctx.heartbeat() a second; 'without' is the same worker with nothing to do",
-        f"watching: {turns} pairs of turns of two workers with {SLOTS} slots, tasks with all those limits; 'with' "
-        f"watches {TIMES} times as often (beats, pulses, looks, weighing, the fork server's rounds); the difference is "
-        f"divided by {TIMES - 1}: it is what watching costs in life",
-        f"limits: {turns} pairs of turns of one worker, the same task without limits and with them",
-        "the difference is the median over the pairs; from, to: its 95 % interval (bootstrap)",
+        "memory_limit, and a ctx.heartbeat() a second; 'without' is the same worker with nothing to do, and the "
+        "difference is in points of percent",
+        f"limits: {turns} pairs of turns of one worker, the same task without limits and with them; median, least and "
+        "greatest difference of a pair",
     ]
     return table
 
 
-def _compare(table: Table, named: str, before: list[Drained], after: list[Drained], times: int) -> None:
-    for what, cost in (("CPU µs each", _cpu_us), ("per s", _rate)):
-        usual, other = [cost(one) for one in before], [cost(one) for one in after]
-        found = pairs.difference(usual, other, times=times)
-        middle = len(usual) // 2
-        table.add(f"{named}, {what}", sorted(usual)[middle], sorted(other)[middle], found.middle, found.low, found.high)
+def _compare(table: Table, label: str, without: list[float], limited: list[float]) -> None:
+    differences = [(after / before - 1) * 100 for before, after in zip(without, limited, strict=True)]
+    figures = (median(differences), min(differences), max(differences))
+    table.add(label, median(without), median(limited), *figures)
 
 
 def _cpu_share(database: Database, jobs: int, seconds: float) -> tuple[float, float]:
@@ -65,9 +51,8 @@ def _cpu_share(database: Database, jobs: int, seconds: float) -> tuple[float, fl
         idle = _share(stage, seconds)
         handles = stage.task("watched_nap").enqueue_many([(seconds + 5.0,)] * jobs)
         wait_for(lambda: all(handle.state == "running" for handle in handles), "all of them to run")
-        time.sleep(1.0)  # the first seconds of a process are its birth
-        busy = _share(stage, seconds)
-        return idle, busy
+        time.sleep(STARTED_S)
+        return idle, _share(stage, seconds)
 
 
 def _share(stage: Stage, seconds: float) -> float:
@@ -77,50 +62,17 @@ def _share(stage: Stage, seconds: float) -> float:
     return used.all_s / (time.monotonic() - began_s) / (os.cpu_count() or 1) * 100
 
 
-def _quickened(database: Database, task: str, jobs: int, turns: int) -> tuple[list[Drained], list[Drained]]:
-    """Have two workers drain in turns, each on a ledger of its own: one as in life, one that watches far more often."""
-    with ExitStack() as stack:
-        stages = [stack.enter_context(stage_on(database)) for _ in range(2)]
-        concurrency = ("--concurrency", str(SLOTS))
-        [usual] = stages[0].workers.start(1, *concurrency)
-        [quick] = stages[1].workers.start(1, *concurrency, module="bench.quickened", **quickened.environment(TIMES))
-        workers = [usual, quick]
-        if not jobs:
-            for stage in stages:
-                drain_staged(stage, task, WARM_UP_JOBS)
-            jobs = jobs_for(drain_staged(stages[0], task, WARM_UP_JOBS).per_s, 0.7)
-        drained: list[list[Drained]] = [[], []]
-        for worker in workers:
-            worker.signal_family(signal.SIGSTOP)
-        for turn in pairs.order(turns):
-            drained[turn].append(_awake(workers[turn], stages[turn], task, jobs))
-        for worker in workers:
-            worker.signal_family(signal.SIGCONT)
-        return drained[0], drained[1]
-
-
-def _awake(worker: WorkerProcess, stage: Stage, task: str, jobs: int) -> Drained:
-    """Let a frozen worker work, and freeze it again: the one that waits must not cost anything."""
-    worker.signal_family(signal.SIGCONT)
-    try:
-        # Whatever it has to make up for after the pause.
-        drain_staged(stage, "noop_limited", SLOTS)
-        return drain_staged(stage, task, jobs)
-    finally:
-        worker.signal_family(signal.SIGSTOP)
-
-
 def _limited(database: Database, turns: int) -> tuple[list[Drained], list[Drained]]:
-    names = ("noop", "noop_limited")
-    taken = [names[turn] for turn in pairs.order(turns)]
-    drained = drain_in_turns(database, taken, SLOTS, 0.4)
-    plain, limited = ([one for name, one in zip(taken, drained, strict=True) if name == wanted] for wanted in names)
+    # The first of a pair changes: the second finds warmer caches.
+    order = [TASKS[(turn + turn // 2) % 2] for turn in range(2 * turns)]
+    drained = drain_in_turns(database, order, SLOTS, 0.4)
+    plain, limited = ([one for name, one in zip(order, drained, strict=True) if name == task] for task in TASKS)
     return plain, limited
 
 
-def _cpu_us(drained: Drained) -> float:
-    return drained.worker_us + drained.runners_us + drained.server_us
+def _cpu_us(drained: list[Drained]) -> list[float]:
+    return [one.worker_us + one.runners_us + one.server_us for one in drained]
 
 
-def _rate(drained: Drained) -> float:
-    return drained.per_s
+def _rates(drained: list[Drained]) -> list[float]:
+    return [one.per_s for one in drained]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.cli.test_terminal import on_terminal
+from tests.support.builders import birth
 from tests.support.cli import Cli
 
 from unstuck import App, logs
@@ -130,15 +131,11 @@ def bad_shop(tmp_path_factory: pytest.TempPathFactory) -> Cli:
 
 
 def _birth(shop: Cli) -> NewWorker:
-    from unstuck import host
-
-    return NewWorker(
-        id="w2",
+    return birth(
+        "w2",
         name=EVIL,
         host=EVIL,
         pid=1,
-        boot_id=host.boot_id(),
-        pid_namespace=host.pid_namespace(),
         process_started=1.0,
         queues=(EVIL,),
         tasks=(),

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from tests.contract.conftest import OpenLedger
 from tests.support.builders import birth, crash, failure, put, run, running, turn, verdict
-from tests.support.dummy_processes import VICTIMS, registered_victims
 from tests.support.fleet import wait_for
+from tests.support.stored_workers import VICTIMS, registered_victims
 from tests.support.webhook_receiver import SECRET, Post, Receiver, receiving
 
 from unstuck import App

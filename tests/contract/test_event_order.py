@@ -16,9 +16,9 @@ import pytest
 from tests.contract.test_alerts import StartSender, receiver, start, told
 from tests.contract.test_events import Reader, feed, readers
 from tests.support.builders import new_job
-from tests.support.dummy_processes import VICTIMS, Victim, kill_all, registered_victims
 from tests.support.fleet import wait_for
 from tests.support.http_server import serve, serving
+from tests.support.stored_workers import VICTIMS, Victim, kill_all, registered_victims
 from tests.support.webhook_receiver import Receiver
 
 from unstuck import App, Event

@@ -15,7 +15,6 @@ from tests.support.fleet import wait_for
 from tests.support.http_server import Served, serve
 from tests.support.workflows import opened_app
 
-from unstuck import host
 from unstuck.client.operator import Operator
 from unstuck.domain.autopsy import Autopsy, DeathKind
 from unstuck.domain.endings import Ending, JobError
@@ -25,7 +24,7 @@ from unstuck.domain.schedules import ScheduleDefinition
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.domain.watch_clock import Cause, Tick
 from unstuck.ledger.contract.jobs import JobExtras
-from unstuck.ledger.contract.workers import NewWorker, Turn
+from unstuck.ledger.contract.workers import Turn
 
 SCREENS = ("/", "/jobs", "/workflows", "/workers", "/queues", "/quarantine", "/events", "/doctor", "/upkeep", "/audit")
 
@@ -122,10 +121,9 @@ def screens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, 
 
 
 def evil_worker(shop: Cli) -> str:
-    birth = NewWorker(
-        id="evil",
+    worker = birth(
+        "evil",
         name=f"w {EVIL}",
-        host=host.hostname(),
         pid=1,
         boot_id="b",
         pid_namespace="n",
@@ -140,7 +138,7 @@ def evil_worker(shop: Cli) -> str:
         metadata={"zone": EVIL, "token": "hidden too"},
     )
     with shop.ledger() as ledger:
-        ledger.register(birth)
+        ledger.register(worker)
     return "evil"
 
 

@@ -1,15 +1,14 @@
-"""A screen that nobody sees: Qt in this process, and waiting that lets it work.
+"""An invisible screen: Qt in this process, and a way to wait while it works.
 
 Modules that import this are skipped where a library of the system that Qt needs is missing, and only there.
 """
 
 import os
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
-from tests.support.fleet import TIMEOUT_S
+from tests.support.fleet import wait_for
 
 # Also of the processes that tests start; whatever screen this machine has is not ours.
 os.environ["QT_QPA_PLATFORM"] = "offscreen"
@@ -26,8 +25,6 @@ __all__ = ["QMessageBox", "QSystemTrayIcon", "Screen"]
 
 T = TypeVar("T")
 
-LOOK_S = 0.005
-
 
 class Screen:
     def __init__(self) -> None:
@@ -41,13 +38,15 @@ class Screen:
         self.application.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
 
     def wait_for(self, look: Callable[[], T | None], what: str) -> T:
-        """Let Qt work until it is there (truthy), and give it."""
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while not (seen := look()):
-            assert time.monotonic() < deadline_s, f"after {TIMEOUT_S:.0f}s still not: {what}"
+        """Let Qt work until `look` returns something true, and return it."""
+
+        def look_after_work() -> T | None:
             self.work()
-            time.sleep(LOOK_S)
-        return seen
+            return look()
+
+        found = wait_for(look_after_work, what)
+        assert found is not None
+        return found
 
     def dialogs(self) -> list[QMessageBox]:
         """Every popup that is on the screen."""

@@ -3,7 +3,6 @@ from tests.support.server_fixtures import (  # noqa: F401
     browser,
     door,
     either_shop,
-    forker,
     http,
     ledger,
     ledger_url,

@@ -1,7 +1,6 @@
 """Workers over HTTP, at a real `unstuck serve`: the heartbeat, registering, and the life of a job in their hands."""
 
 import base64
-import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,6 @@ from tests.support.builders import birth
 from tests.support.fleet import wait_for
 from tests.support.http_server import LARGEST_OUTPUT, LARGEST_RESULT, Served, Worker, done, fall_silent, key, put, state
 
-from unstuck import host
 from unstuck.client.operator import Operator
 from unstuck.config import Settings
 from unstuck.domain.policy import Policy, encode_policy
@@ -119,14 +117,9 @@ def test_the_name_of_a_living_python_worker_is_taken(http: httpx.Client, ledger:
 
 
 def python_worker(worker_id: str, name: str) -> NewWorker:
-    return NewWorker(
-        id=worker_id,
+    return birth(
+        worker_id,
         name=name,
-        host=host.hostname(),
-        pid=os.getpid(),
-        boot_id=host.boot_id(),
-        pid_namespace=host.pid_namespace(),
-        process_started=host.process_started(os.getpid()),
         queues=("of-python",),
         tasks=(),
         concurrency=1,

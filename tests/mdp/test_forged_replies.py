@@ -8,11 +8,12 @@ import cbor2
 import pytest
 from tests.mdp.broker import READY, BrokerHarness, RawClient, RawWorker
 from tests.mdp.fake_ledger import broker as core_broker
+from tests.support.builders import birth
 from tests.support.fleet import wait_for
 
 from unstuck.domain.states import JobState, Transport, WorkerState
 from unstuck.ledger.contract.jobs import TaskRecord
-from unstuck.ledger.contract.workers import ClaimRequest, NewWorker, Turn
+from unstuck.ledger.contract.workers import ClaimRequest, Turn
 from unstuck.mdp.broker.request_addresses import key_of, owner_of, read_address
 from unstuck.mdp.broker.workers import FORGED
 
@@ -182,12 +183,12 @@ def test_a_worker_of_a_broker_without_keys_hands_in_its_reply_to_one_with_keys(
 ) -> None:
     """Its broker was killed for an upgrade. Its row has no owner, and its address no key."""
     ledger = scene.fleet.ledger
-    birth = NewWorker(
-        id="old1", name="old1", host="here", pid=0, boot_id="", pid_namespace="", process_started="", queues=("echo",),
+    worker = birth(
+        "old1", name="old1", host="here", pid=0, boot_id="", pid_namespace="", process_started="", queues=("echo",),
         tasks=(TaskRecord("echo", "echo"),), concurrency=1, version="", heartbeat_interval_s=60.0,
         suspect_after_s=60.0, running_stale_after_s=60.0, transport=Transport.MDP,
     )  # fmt: skip
-    ledger.register(birth)
+    ledger.register(worker)
     with closing(RawClient(scene.endpoint)) as client:
         client.ask(b"echo", b"job")
         wait_for(lambda: scene.jobs(), "the request")

@@ -1,4 +1,11 @@
-"""Shorthand for tests of the ledger: births, jobs, endings, and a way to take jobs in hand."""
+"""Build records with plain values; enqueue, claim and end jobs without a worker process.
+
+    ledger.register(birth("w1", queues=("mail",)))
+    job = running(ledger, "w1")
+    turn(ledger, "w1", done=[done(job)])
+
+A test names only the values that matter to it.
+"""
 
 import os
 from collections.abc import Sequence
@@ -18,6 +25,7 @@ from unstuck.ledger.contract.workers import (
     Success,
     Turn,
     TurnAnswer,
+    WorkerRecord,
     WorkerVerdict,
 )
 
@@ -26,6 +34,7 @@ TASK = "add"
 
 
 def birth(worker_id: str = "w1", **changes: Any) -> NewWorker:
+    """Return a worker to register: this process, unless told otherwise, with a lease of a fifth of a second."""
     facts: dict[str, Any] = {
         "id": worker_id,
         "name": f"name-of-{worker_id}",
@@ -43,6 +52,34 @@ def birth(worker_id: str = "w1", **changes: Any) -> NewWorker:
         "running_stale_after_s": 0.2,
     }
     return NewWorker(**{**facts, **changes})
+
+
+def worker_record(name: str = "ada", **changes: Any) -> WorkerRecord:
+    """Return an active worker as the ledger shows it."""
+    facts: dict[str, Any] = {
+        "id": f"id-of-{name}",
+        "name": name,
+        "host": "here",
+        "pid": 4711,
+        "state": WorkerState.ACTIVE,
+        "queues": (QUEUE,),
+        "tasks": (TASK,),
+        "concurrency": 4,
+        "created_at": 0.0,
+        "last_seen_at": 0.0,
+        "silent_s": 0.0,
+        "stopped_at": None,
+        "running": 0,
+        "processed": 0,
+        "held": 0,
+        "version": "1.0",
+        "metadata": {},
+        "verdict": None,
+        "request": None,
+        "heartbeat_interval_s": 5.0,
+        "suspect_after_s": 30.0,
+    }
+    return WorkerRecord(**{**facts, **changes})
 
 
 def new_job(**changes: Any) -> NewJob:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.cli_fork_server import Forker
+from tests.support import processes
+from tests.support.builders import birth
 
-from unstuck import config, host
+from unstuck import config
 from unstuck.domain.endings import Ending, JobError
 from unstuck.domain.liveness import Detector
 from unstuck.domain.policy import Policy, encode_policy
@@ -20,11 +20,12 @@ from unstuck.domain.states import AttemptState, JobState, WorkerState
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import NewJob, TaskRecord
 from unstuck.ledger.contract.recovery import GuardNone
-from unstuck.ledger.contract.workers import AttemptRef, ClaimRequest, NewWorker, Output, Success, Turn, WorkerVerdict
+from unstuck.ledger.contract.workers import AttemptRef, ClaimRequest, Output, Success, Turn, WorkerVerdict
 from unstuck.ledger.open import ready_ledger
 
 COMMAND = [sys.executable, "-m", "unstuck.cli.main"]
-PATIENCE_S = 60.0
+TIMEOUT_S = 300.0
+"""Bounds a hang."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,14 @@ class CommandResult:
 class Cli:
     """A ledger, and the command line pointed at it."""
 
-    def __init__(self, url: str, folder: Path, *, forker: Forker | None = None, **settings: Any) -> None:
-        self._forker = forker
+    def __init__(self, url: str, folder: Path, **settings: Any) -> None:
         self.url = url
         self.folder = folder
         self.settings = config.build({"url": url, **settings})
 
     def with_settings(self, **settings: Any) -> "Cli":
-        """Give the same place with other settings for those who stand in for workers."""
-        return Cli(self.url, self.folder, forker=self._forker, **settings)
+        """Return the same ledger with other settings for the workers that are registered here."""
+        return Cli(self.url, self.folder, **settings)
 
     def environment(self, **more: str) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("UNSTUCK_")}
@@ -60,21 +60,15 @@ class Cli:
 
     def run(self, *arguments: str, **environment: str) -> CommandResult:
         """Run a command to its end, in a process of its own."""
-        surroundings = self.environment(**environment)
-        if self._forker is not None:
-            said = CommandResult(*self._forker.run(list(arguments), self.folder, surroundings))
-        else:
-            done = subprocess.run(
-                [*COMMAND, *arguments],
-                cwd=self.folder,
-                env=surroundings,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE_S,
-                check=False,
-            )
-            said = CommandResult(done.returncode, done.stdout, done.stderr)
+        done = processes.run(
+            "unstuck.cli.main",
+            *arguments,
+            cwd=self.folder,
+            env=self.environment(**environment),
+            timeout=TIMEOUT_S,
+            function="main",
+        )
+        said = CommandResult(done.returncode, done.stdout, done.stderr)
         assert "Traceback" not in said.err or "mend this first" in said.err, said.err
         return said
 
@@ -100,17 +94,11 @@ class Cli:
 
     def worker(self, worker_id: str = "w1", name: str = "ada", *, queues: tuple[str, ...] = ("default",)) -> str:
         """Write down a worker that will never beat again by itself."""
-        birth = NewWorker(
-            id=worker_id,
+        worker = birth(
+            worker_id,
             name=name,
-            host=host.hostname(),
-            pid=os.getpid(),
-            boot_id=host.boot_id(),
-            pid_namespace=host.pid_namespace(),
-            process_started=host.process_started(os.getpid()),
             queues=queues,
             tasks=(TaskRecord("add", "default"), TaskRecord("crawl", "scrapes", encode_policy(RETRIED))),
-            concurrency=4,
             version="0.1.0",
             heartbeat_interval_s=self.settings.recovery.heartbeat_interval_s,
             suspect_after_s=self.settings.recovery.claimed_stale_after_s,
@@ -119,7 +107,7 @@ class Cli:
             rules=self.settings.recovery.rules,
         )
         with self.ledger() as ledger:
-            ledger.register(birth)
+            ledger.register(worker)
         return worker_id
 
     def jobs(self, count: int = 1, *, policy: Policy | None = None, **fields: Any) -> list[int]:

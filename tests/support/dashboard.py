@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from tests.support.builders import worker_record
+
 from unstuck.client.doctor.findings import Finding
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import AttemptState, JobState, WorkerState
@@ -14,28 +16,18 @@ from unstuck.ledger.contract.workers import WorkerRecord, WorkerVerdict
 
 def worker(worker_id: str, name: str, state: WorkerState, died_at: float | None = None) -> WorkerRecord:
     verdict = WorkerVerdict(state, Detector.PEER, "its process no longer exists", 0.1, "w9")
-    return WorkerRecord(
+    return worker_record(
+        name,
         id=worker_id,
-        name=name,
         host="h",
         pid=1,
         state=state,
-        queues=("default",),
         tasks=(),
         concurrency=1,
-        created_at=0.0,
         last_seen_at=died_at or 0.0,
-        silent_s=0.0,
         stopped_at=died_at,
-        running=0,
-        processed=0,
-        held=0,
         version="1",
-        metadata={},
         verdict=verdict if state in (WorkerState.DEAD, WorkerState.SUSPECT) else None,
-        request=None,
-        heartbeat_interval_s=5.0,
-        suspect_after_s=30.0,
     )
 
 

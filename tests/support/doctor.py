@@ -3,13 +3,13 @@
 from typing import Any
 
 import msgspec
+from tests.support.builders import worker_record
 
 from unstuck import config
 from unstuck.client.doctor.examine import examine
 from unstuck.client.doctor.facts import Facts, Thresholds, gather
 from unstuck.client.doctor.findings import Finding
 from unstuck.domain.conditions import Severity
-from unstuck.domain.states import WorkerState
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.diagnosis import Diagnosis, QueueBacklog, TableLook, TaskBacklog
 from unstuck.ledger.contract.workers import WorkerRecord
@@ -28,29 +28,14 @@ HERE = "here"
 
 def worker(name: str = "ada", **changes: Any) -> WorkerRecord:
     facts: dict[str, Any] = {
-        "id": f"id-of-{name}",
-        "name": name,
         "host": HERE,
-        "pid": 4711,
-        "state": WorkerState.ACTIVE,
-        "queues": ("default",),
-        "tasks": ("add",),
-        "concurrency": 4,
         "created_at": NOW_AT - 3600,
         "last_seen_at": NOW_AT - 1,
         "silent_s": 1.0,
-        "stopped_at": None,
-        "running": 0,
         "processed": 7,
-        "held": 0,
-        "version": "1.0",
         "metadata": {"containment": "cgroup v2: everything a job starts dies with its runner"},
-        "verdict": None,
-        "request": None,
-        "heartbeat_interval_s": 5.0,
-        "suspect_after_s": 30.0,
     }
-    return WorkerRecord(**{**facts, **changes})
+    return worker_record(name, **{**facts, **changes})
 
 
 def ready(queue: str = "default", task: str = "add", *, paused: bool = False, number: int = 3) -> QueueBacklog:

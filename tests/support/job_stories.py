@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+from tests.support.builders import worker_record
 
 from unstuck.client.reasons import JobContext
 from unstuck.client.why.story import JobFacts, Step, StepKind, Story
@@ -12,7 +13,7 @@ from unstuck.domain.endings import JobError
 from unstuck.domain.liveness import Detector
 from unstuck.domain.policy import Policy, encode_policy
 from unstuck.domain.retry import RetryRule
-from unstuck.domain.states import AttemptState, JobState, WorkerState
+from unstuck.domain.states import AttemptState, JobState
 from unstuck.errors import ErrorCode
 from unstuck.ledger.contract.events import EventRecord
 from unstuck.ledger.contract.jobs import AttemptRecord, JobRecord, OutputRecord
@@ -135,30 +136,21 @@ def attempt(
 
 
 def worker(worker_id: str, name: str, host: str, **changes: object) -> WorkerRecord:
-    record = WorkerRecord(
-        id=worker_id,
-        name=name,
-        host=host,
-        pid=100,
-        state=WorkerState.ACTIVE,
-        queues=("reports",),
-        tasks=("crunch",),
-        concurrency=4,
-        created_at=NOON - 3600,
-        last_seen_at=NOON,
-        silent_s=0.1,
-        stopped_at=None,
-        running=0,
-        processed=9,
-        held=0,
-        version="1",
-        metadata={},
-        verdict=None,
-        request=None,
-        heartbeat_interval_s=15.0,
-        suspect_after_s=60.0,
-    )
-    return msgspec.structs.replace(record, **changes)
+    facts: dict[str, Any] = {
+        "id": worker_id,
+        "host": host,
+        "pid": 100,
+        "queues": ("reports",),
+        "tasks": ("crunch",),
+        "created_at": NOON - 3600,
+        "last_seen_at": NOON,
+        "silent_s": 0.1,
+        "processed": 9,
+        "version": "1",
+        "heartbeat_interval_s": 15.0,
+        "suspect_after_s": 60.0,
+    }
+    return worker_record(name, **{**facts, **changes})
 
 
 DIED = Autopsy(DeathKind.SIGNAL, "killed by SIGSEGV (signal 11)", Detector.RUNNER)

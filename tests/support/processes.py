@@ -1,10 +1,10 @@
 """Start processes of ours without paying for the start of an interpreter each time: one process forks for all.
 
-    process = forked.start("unstuck.cli.main", "worker", "shop:app", env={...}, stdout=subprocess.PIPE)
+    process = processes.start("unstuck.cli.main", "worker", "shop:app", env={...}, stdout=subprocess.PIPE)
 
 It stands for `subprocess.Popen([sys.executable, "-m", "unstuck.cli.main", "worker", "shop:app"], ...)`, with what most
-of the suite needs of that. Half of what a worker costs in a test is the import of modules, the same every time, and a
-suite that starts two thousand workers, brokers and doors feels it. Whoever tests the start itself uses `subprocess`.
+of the suite needs of that. Half of what a worker costs in a test is the import of modules, and a suite starts two
+thousand workers, brokers, servers and commands. A test of the start itself uses `subprocess`.
 """
 
 import atexit
@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from tests.support import process_logs
-from tests.support.fork_server import END, MAX_ASK_BYTES
-from tests.support.fork_server_ahead import ROOM, ROOM_BYTES
+from tests.support.fork_server import END, MAX_ASK_BYTES, ROOM, ROOM_BYTES
 from tests.support.hosts import HERE, Host
 from tests.support.run_guard import note_memory_of
 
@@ -35,7 +34,7 @@ LOOK_S = 0.01
 
 
 class Forked:
-    """A process that was forked for us; whoever knows `subprocess.Popen` knows it."""
+    """A process that was forked for us, with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, args: list[str], pid: int, pidfd: int, exits: int, stdout: Any, stderr: Any) -> None:
         self.args = args
@@ -170,11 +169,13 @@ def start(
     text: bool = False,
     place: Host = HERE,
     prepare_fork_server: bool = False,
+    function: str = "",
 ) -> Any:
     """Run `python -m module words...` in a process of its own, on a host of its own if a place is given.
 
-    With `prepare_fork_server` it is a worker whose first fork server is forked as well. What it writes to a file is
-    shown if the test fails."""
+    If `function` names a function of the module, it is called with the words, and the process ends with the number that
+    it returns, without `atexit`. With `prepare_fork_server` it is a worker whose first fork server is forked as well.
+    What it writes to a file is shown if the test fails."""
     command = [sys.executable, "-m", module, *words]
     surroundings = dict(os.environ if env is None else env)
     if _fixed(surroundings) != _fixed(dict(os.environ)):
@@ -189,6 +190,7 @@ def start(
         "env": surroundings,
         "place": place,
         "prepare_fork_server": prepare_fork_server,
+        "function": function,
     }
     ours: list[int] = []
     try:
@@ -214,9 +216,14 @@ def _followed(process: Any, *streams: Any) -> Any:
 
 
 def run(
-    module: str, *words: str, cwd: Path | str | None = None, env: dict[str, str] | None = None, timeout: float = 60.0
+    module: str,
+    *words: str,
+    cwd: Path | str | None = None,
+    env: dict[str, str] | None = None,
+    timeout: float = 60.0,
+    function: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run it to its end, and give what it said."""
+    """Run it to its end, and return what it printed; see `start`."""
     process = start(
         module,
         *words,
@@ -226,6 +233,7 @@ def run(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        function=function,
     )
     try:
         out, err = process.communicate(timeout=timeout)

@@ -11,7 +11,6 @@ from tests.support import http_server
 from tests.support.backdoor import Backdoor, backdoor_of
 from tests.support.browser import browsing
 from tests.support.cli import Cli
-from tests.support.cli_fork_server import Forker
 from tests.support.http_server import ApiClient, Served, serve, serving
 from tests.support.postgres import PgServer
 from tests.support.sqlite import ready_sqlite
@@ -21,33 +20,25 @@ from unstuck.ledger.contract import Ledger
 NO_REAPER = {"UNSTUCK_WEB_REAP": "false"}
 
 
-@pytest.fixture(scope="session")
-def forker() -> Iterator[Forker]:
-    with Forker() as forker:
-        yield forker
-
-
 @pytest.fixture
-def shop(tmp_path: Path, forker: Forker) -> Cli:
+def shop(tmp_path: Path) -> Cli:
     """A folder with no ledger in it yet."""
-    return Cli(f"sqlite:///{tmp_path}/jobs.db", tmp_path, forker=forker)
+    return Cli(f"sqlite:///{tmp_path}/jobs.db", tmp_path)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def either_shop(request: pytest.FixtureRequest, tmp_path: Path, forker: Forker) -> Cli:
+def either_shop(request: pytest.FixtureRequest, tmp_path: Path) -> Cli:
     """One whose tables are there, unless the test wants to see them made."""
     untouched = "untouched" in request.fixturenames
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path}/jobs.db" if untouched else ready_sqlite(tmp_path)
     else:
         url = request.getfixturevalue("pg_url" if untouched else "ready_pg_url")
-    return Cli(url, tmp_path, forker=forker)
+    return Cli(url, tmp_path)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def door(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, forker: Forker
-) -> Iterator[ApiClient]:
+def door(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiClient]:
     """A web door that is open for all tests of a file, on each database; they share its ledger."""
     folder = tmp_path_factory.mktemp("door")
     if request.param == "sqlite":
@@ -55,7 +46,7 @@ def door(
     else:
         server: PgServer = request.getfixturevalue("pg_server")
         url = server.new_ledger()
-    shop = Cli(url, folder, forker=forker)
+    shop = Cli(url, folder)
     # Its workers are only written down: a reaper would soon find that they are silent.
     with serving(url, env=NO_REAPER) as client:
         shop.worker()

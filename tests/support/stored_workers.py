@@ -1,4 +1,4 @@
-"""Stage deaths for the reaper's tests: a real ledger, real processes, and workers that are only rows."""
+"""Workers that are only rows, on a real ledger, and processes that do nothing but be killed."""
 
 import subprocess
 import sys
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.builders import birth
 from tests.support.fleet import wait_for
 
 from unstuck import host
@@ -17,11 +18,14 @@ from unstuck.domain.watch_clock import Tick
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import NewJob, TaskRecord
 from unstuck.ledger.contract.recovery import WorkerWatch
-from unstuck.ledger.contract.workers import AttemptRef, ClaimRequest, NewWorker, Turn, WorkerRecord
+from unstuck.ledger.contract.workers import AttemptRef, ClaimRequest, Turn, WorkerRecord
 from unstuck.ledger.open import ready_ledger
 from unstuck.recovery.reap import Reaper
 
 LONG_S = 600.0
+VICTIMS = 500
+PROCESSES = 20
+Victim = subprocess.Popen[bytes]
 
 
 class DummyProcess:
@@ -58,14 +62,11 @@ class StoredWorkers:
         """Register a worker; without a body it lives on another host, where nobody can look."""
         self.born += 1
         facts: dict[str, Any] = {
-            "id": f"w{self.born}",
             "name": f"name{self.born}",
             "host": host.hostname() if body else "elsewhere",
             "pid": body.pid if body else 1,
-            "boot_id": host.boot_id(),
             "pid_namespace": host.pid_namespace() if body else "pid:[1]",
             "process_started": body.started if body else "1",
-            "queues": ("default",),
             "tasks": (TaskRecord("t", "default"),),
             "concurrency": 10,
             "version": "0",
@@ -73,9 +74,9 @@ class StoredWorkers:
             "suspect_after_s": suspect_after_s,
             "running_stale_after_s": suspect_after_s,
         }
-        birth = NewWorker(**{**facts, **changes})
-        self.ledger.register(birth)
-        return birth.id
+        worker = birth(changes.pop("id", f"w{self.born}"), **{**facts, **changes})
+        self.ledger.register(worker)
+        return worker.id
 
     def running(self, worker_id: str, count: int = 1, policy: Policy | None = None) -> list[int]:
         """Give the worker jobs, and have it start them."""
@@ -152,3 +153,25 @@ def a_stage(url: str) -> Iterator[StoredWorkers]:
         for body in stage.bodies:
             body.kill()
         ledger.close()
+
+
+@contextmanager
+def registered_victims(ledger: Ledger) -> Iterator[list[Victim]]:
+    """Register `VICTIMS` workers that are `PROCESSES` processes. Yield these, and kill them at the end."""
+    processes = [subprocess.Popen(["sleep", "600"]) for _ in range(PROCESSES)]
+    try:
+        started = [host.process_started(process.pid) for process in processes]
+        for number in range(VICTIMS):
+            process = processes[number % PROCESSES]
+            facts = {"pid": process.pid, "process_started": started[number % PROCESSES], "suspect_after_s": 600.0}
+            ledger.register(birth(f"victim-{number:03}", heartbeat_interval_s=5.0, **facts))
+        yield processes
+    finally:
+        kill_all(processes)
+
+
+def kill_all(victims: list[Victim]) -> None:
+    for victim in victims:
+        victim.kill()
+    for victim in victims:
+        victim.wait()
