@@ -65,7 +65,8 @@ class Clients:
 def replayed(stage: Stage, server: PgServer, program: Path, workers: int) -> Iterator[Clients]:
     """Have so many idle workers on the stage's ledger, all born and all beating."""
     settings = config.load({"url": stage.url})
-    found = (TaskEntry(task.name, task.queue, task.is_async, task.policy) for task in tasks.app.definitions.values())
+    defined = tasks.app.definition().tasks.values()
+    found = (TaskEntry(task.name, task.queue, task.is_async, task.policy) for task in defined)
     manifest = Manifest(tuple(found), config.dump(settings), fork=True)
     apart_s = max(1 / BIRTHS_PER_S, LEAST_SPREAD_S / workers)
     with ExitStack() as stack, _recording(settings) as ledger:

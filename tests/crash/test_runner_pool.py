@@ -500,7 +500,7 @@ def test_what_an_async_job_raises_when_it_is_stopped_is_not_its_own_failure(tmp_
     text = (
         "import asyncio\nasync def stubborn():\n  try: await asyncio.sleep(60)\n"
         "  except BaseException: raise RuntimeError('while cleaning up')\n"
-        "app.definitions['asay'].__dict__['function'] = stubborn"
+        "app.task_by_name('asay').definition.__dict__['function'] = stubborn"
     )
     with shift(tmp_path) as at_work:
         teach = at_work.hold("aevaluate", text, is_async=True)
