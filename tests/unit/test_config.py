@@ -323,7 +323,7 @@ class TestUnsafeSettings:
     @pytest.mark.parametrize("name", ["head_timeout", "body_timeout", "unread_timeout"])
     def test_the_time_for_slow_clients_has_bounds(self, name: str) -> None:
         for wrong in ("99ms", 0, "61m", 10**400, True, "soon"):
-            with pytest.raises(ConfigError, match=f"web {name} must be "):
+            with pytest.raises(ConfigError, match=f"http {name} must be "):
                 HttpSettings(**{name: wrong})
         for right in ("100ms", "1h"):
             assert getattr(HttpSettings(**{name: right}), name) == right

@@ -60,7 +60,7 @@ def define_task(given: Callable[..., Any], values: Mapping[str, Any], settings: 
     if name is None and found.name is None:
         raise ConfigError(f"{shown(given)} has no name that a job could be found by. Give it name=….")
     name = checked_name(found.name if name is None else name, "Task")
-    places, rest = Redactor(settings.web.redact).places(found.parameters)
+    places, rest = Redactor(settings.http.redact).places(found.parameters)
     policy = msgspec.structs.replace(
         policy_of(values, read_key_rule(name, values, found.defaults)),
         hidden_args=places,

@@ -44,7 +44,7 @@ class AdmittingVerbs(Verbs):
     def create_token(
         self, name: str, scopes: Iterable[str], expires_in_s: float | None = None
     ) -> tuple[str, NewApiToken]:
-        """Make a token of the web door; its text is given here and nowhere else ever again."""
+        """Make a token of the HTTP server; its text is given here and nowhere else ever again."""
         text, kept = make(name, scopes, self._by, expires_in_s)
         with self._audit.record(self._by, "create_token", f"token {kept.id} ({name}): {', '.join(kept.scopes)}"):
             self._ledger.add_api_token(kept)
