@@ -37,6 +37,11 @@ def test_a_name_for_others_needs_a_token_also_behind_a_proxy_on_this_machine(sho
     assert "jobs.example.com" in said
 
 
+def test_a_token_under_a_name_that_nothing_reads_is_refused(shop: Cli) -> None:
+    said = shop.refused(1, "serve", "--port", "0", UNSTUCK_WEB_TOKEN=GIVEN)
+    assert "There is no setting UNSTUCK_WEB_TOKEN. Did you mean UNSTUCK_HTTP_TOKEN?" in said
+
+
 def test_a_token_that_is_over_opens_nothing(shop: Cli) -> None:
     token_id, _ = make_token(shop.url, Scope.READ)
     assert shop.run("tokens", "revoke", token_id).code == 0
