@@ -50,7 +50,7 @@ def run(databases: list[Database], seconds: float, batch: int) -> Table:
         ledger = ready_ledger(Settings(url=url))
         try:
             with (
-                serve(url, env={"UNSTUCK_WEB_REQUESTS_PER_SECOND": "0"}) as served,
+                serve(url, env={"UNSTUCK_HTTP_REQUESTS_PER_SECOND": "0"}) as served,
                 _committing(database) as commit,
             ):
                 asyncio.run(_measure(table, database.name, served, ledger, commit, seconds, batch))

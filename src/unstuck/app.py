@@ -1,27 +1,28 @@
-"""The composition root: tasks are registered here, and the rooms are wired together."""
+"""The app: tasks, queues, schedules and hooks are registered with it, and it leads to the ledger."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar, Unpack, overload
 
 import msgspec
 
 from unstuck import config
-from unstuck.client.hooks import Follower, HookRegistry, names_of
+from unstuck.client.enqueue import EnqueueOptionsDict
+from unstuck.client.hooks import Follower, HookRegistry
 from unstuck.client.job import Job
 from unstuck.client.runtime import ClientRuntime
-from unstuck.client.schedules import ScheduleRegistry
+from unstuck.client.schedules import DEFAULT_CATCH_UP, ScheduleRegistry, check_schedule_settings
 from unstuck.client.task import Task
-from unstuck.client.task_function import read_function, shown
-from unstuck.client.task_settings import GivenTaskSettings, check_task_settings, policy_of
+from unstuck.client.task_settings import GivenTaskSettings, check_task_settings, define_task
 from unstuck.config import DEFAULT_QUEUE, GivenSettings, Recovery, Settings
-from unstuck.domain.limits import QueueLimit, read_key_rule, read_limit
-from unstuck.domain.policy import HOOK_SETTINGS, check_policy
-from unstuck.domain.redaction import Redactor
+from unstuck.domain.limits import QueueLimit, read_limit
+from unstuck.domain.policy import HOOK_SETTINGS
+from unstuck.domain.schedules import CatchUp
 from unstuck.domain.text import check_names, checked_name, did_you_mean
 from unstuck.domain.units import Duration, seconds
 from unstuck.errors import ConfigError, UnknownTask
-from unstuck.runner.tasks import TaskDefinition
+from unstuck.runner.tasks import AppDefinition, TaskDefinition
 
 if TYPE_CHECKING:
     from unstuck.client.events import EventStream
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from unstuck.ledger.contract import Ledger
 
 GATHER = "500ms"
-"""A burst of events is over when nothing came for so long; ten seconds at the most."""
+"""A burst of events is over if nothing comes for this time; it lasts ten seconds at most."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,7 +40,7 @@ R = TypeVar("R")
 _APP_SETTINGS = ("queues", *HOOK_SETTINGS)
 
 
-class App(ScheduleRegistry, HookRegistry):
+class App:
     """Tasks, settings and the way to the ledger. Nothing is connected before it is used."""
 
     def __init__(
@@ -57,12 +58,11 @@ class App(ScheduleRegistry, HookRegistry):
         config.check_setting_names(settings, _APP_SETTINGS)
         self.settings: Settings = config.load({"url": url, "recovery": recovery, **settings})
         self._runtime = ClientRuntime(self.settings, config.overruled(url))
-        self._definitions: dict[str, TaskDefinition] = {}
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._limits: dict[str, QueueLimit] = {}
-        ScheduleRegistry.__init__(self)
-        HookRegistry.__init__(
-            self,
+        self._schedules = ScheduleRegistry(self._tasks)
+        self._hooks = HookRegistry(
+            self._tasks,
             {
                 "after_success": after_success,
                 "after_failure": after_failure,
@@ -73,7 +73,7 @@ class App(ScheduleRegistry, HookRegistry):
         self._queues = frozenset(checked_name(queue, "Queue") for queue in queues) | {DEFAULT_QUEUE}
 
     def __repr__(self) -> str:
-        return f"<App with {len(self._definitions)} tasks>"
+        return f"<App with {len(self._tasks)} tasks>"
 
     # Tasks ------------------------------------------------------------------------------------
 
@@ -89,46 +89,41 @@ class App(ScheduleRegistry, HookRegistry):
         if len(function) > 1:
             raise ConfigError(f"app.task takes one function, and {len(function)} were given. Register each by itself.")
         if function:
-            return self._register(function[0], settings)
-        return lambda decorated: self._register(decorated, settings)
+            return self._add(define_task(function[0], settings, self.settings))
+        return lambda decorated: self._add(define_task(decorated, settings, self.settings))
 
-    def _register(self, given: Callable[..., Any], settings: dict[str, Any]) -> Task[Any, Any]:
-        found = read_function(given)
-        name = settings.get("name")
-        if name is None and found.name is None:
-            raise ConfigError(f"{shown(given)} has no name that a job could be found by. Give it name=….")
-        name = checked_name(found.name if name is None else name, "Task")
-        places, rest = Redactor(self.settings.web.redact).places(found.parameters)
-        policy = msgspec.structs.replace(
-            policy_of(settings, read_key_rule(name, settings, found.defaults)),
-            hidden_args=places,
-            hidden_args_from=rest,
-        )
+    def _add(self, definition: TaskDefinition) -> Task[Any, Any]:
+        name = definition.name
+        if name in self._tasks:
+            raise ConfigError(f"There are two tasks named {name!r} in this app. Give one of them name=….")
         recovery = self.settings.recovery
-        check_policy(
-            name,
-            policy,
-            app_interval_s=recovery.heartbeat_interval_s,
-            app_timeout_s=recovery.running_stale_after_s,
-            pulse_interval_s=recovery.runner_heartbeat_interval_s,
-            is_async=found.is_async,
+        policy = msgspec.structs.replace(
+            definition.policy,
+            auto_requeue_stale_claimed=recovery.auto_requeue_stale_claimed,
+            auto_fail_stale_running=recovery.auto_fail_stale_running,
         )
-        return self._add(
-            TaskDefinition(
-                name=name,
-                queue=checked_name(settings.get("queue", DEFAULT_QUEUE), "Queue"),
-                function=found.function,
-                is_async=found.is_async,
-                context_parameter=found.context_parameter,
-                policy=policy,
-                concurrency_key=settings["concurrency_key"] if policy.order.computed else None,
-                hooks=names_of(settings, f"Task {name!r}"),
-            )
+        task: Task[Any, Any] = Task(
+            self._runtime,
+            replace(definition, policy=policy),
+            lambda: self._queues,
+            policy=partial(self._hooks.policy_of, name),
         )
+        self._tasks[name] = task
+        self._queues |= {definition.queue}
+        self._hooks.forget_policies()
+        return task
+
+    def task_by_name(self, name: str) -> Task[Any, Any]:
+        """Return a task of this app, or raise UnknownTask."""
+        if name not in self._tasks:
+            raise UnknownTask(f"This app has no task {name!r}.{did_you_mean(name, self._tasks)}")
+        return self._tasks[name]
+
+    # Queues, schedules, hooks -----------------------------------------------------------------
 
     def queue(self, name: str, *, concurrency: int | None = None, rate: str | None = None, **unknown: Never) -> str:
-        """Declare a queue, with how many of its jobs may be in hand at once and how many may be begun in a time
-        (`"100/m"`), across all workers. Each worker that starts writes it down; what an operator chose stands."""
+        """Declare a queue, with the number of its jobs that may run at once and the rate at which they may start
+        (`"100/m"`), across all workers. Each worker stores it when it starts; a limit set by an operator stays."""
         check_names(unknown, ("concurrency", "rate"), "queue setting")
         checked = checked_name(name, "Queue")
         self._queues |= {checked}
@@ -138,70 +133,127 @@ class App(ScheduleRegistry, HookRegistry):
         return checked
 
     @property
-    def limits(self) -> Mapping[str, QueueLimit]:
-        """What was declared of queues."""
-        return self._limits
-
-    def _add(self, definition: TaskDefinition) -> Task[Any, Any]:
-        name = definition.name
-        if name in self._definitions:
-            raise ConfigError(f"There are two tasks named {name!r} in this app. Give one of them name=….")
-        recovery = self.settings.recovery
-        policy = msgspec.structs.replace(
-            definition.policy,
-            auto_requeue_stale_claimed=recovery.auto_requeue_stale_claimed,
-            auto_fail_stale_running=recovery.auto_fail_stale_running,
-        )
-        definition = replace(definition, policy=policy)
-        self._definitions[name] = definition
-        self._queues |= {definition.queue}
-        task: Task[Any, Any] = Task(
-            self._runtime, definition, lambda: self._queues, policy=lambda: self._policy_of(name)
-        )
-        self._policies.clear()
-        self._tasks[name] = task
-        return task
-
-    @property
-    def definitions(self) -> Mapping[str, TaskDefinition]:
-        """Every task, with all that follows its ends as far as those tasks are registered yet."""
-        if not any(self._hooks_of(one) for one in self._definitions.values()):
-            return self._definitions
-        return {
-            name: replace(one, policy=self._policy_of(name, strict=False)) for name, one in self._definitions.items()
-        }
-
-    @property
     def queues(self) -> frozenset[str]:
-        """Every queue that this app's workers serve unless told otherwise."""
+        """Every queue that this app's workers serve by default."""
         return self._queues
 
-    def task_by_name(self, name: str) -> Task[Any, Any]:
-        if name not in self._tasks:
-            raise UnknownTask(f"This app has no task {name!r}.{did_you_mean(name, self._tasks)}")
-        return self._tasks[name]
+    @overload
+    def schedule(
+        self,
+        cron: str | None = None,
+        /,
+        *,
+        every: Duration | None = None,
+        tz: str = "UTC",
+        catch_up: CatchUp = DEFAULT_CATCH_UP,
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[EnqueueOptionsDict],
+    ) -> Callable[[Task[P, R]], Task[P, R]]: ...
 
-    def pack_follow_up(self, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], job_id: int) -> bytes:
-        """Pack a job that is enqueued with the success of another; for `ctx.enqueue`."""
+    @overload
+    def schedule(
+        self,
+        task: Task[P, R],
+        /,
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        tz: str = "UTC",
+        catch_up: CatchUp = DEFAULT_CATCH_UP,
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[EnqueueOptionsDict],
+    ) -> Task[P, R]: ...
+
+    def schedule(
+        self,
+        target: Any = None,
+        /,
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        tz: str = "UTC",
+        catch_up: CatchUp = DEFAULT_CATCH_UP,
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Enqueue a task again and again: `@app.schedule("*/5 * * * *", tz="Europe/Berlin")` above `@app.task`, or
+        `app.schedule(task, every="30s", args=[…])`. The workers keep the clock; nothing else needs to run."""
+        check_schedule_settings(options)
+
+        def add(task: Any) -> Any:
+            self._schedules.add(
+                task,
+                name=name,
+                cron=target if isinstance(target, str) else cron,
+                every=every,
+                tz=tz,
+                catch_up=catch_up,
+                args=args,
+                kwargs=kwargs or {},
+                options=options,
+            )
+            return task
+
+        if isinstance(target, str) and cron is not None:
+            raise ConfigError("Give the cron expression once: as the first argument or as cron=….")
+        return add if target is None or isinstance(target, str) else add(target)
+
+    def after_success(self, task: Task[P, R]) -> Task[P, R]:
+        """Have a task follow every job of this app that succeeds: `@app.after_success` above `@app.task`."""
+        self._hooks.add("success", task)
+        return task
+
+    def after_failure(self, task: Task[P, R]) -> Task[P, R]:
+        """Have a task follow every job that failed for good, or was quarantined."""
+        self._hooks.add("failure", task)
+        return task
+
+    def after_crash(self, task: Task[P, R]) -> Task[P, R]:
+        """Have a task follow every attempt whose process died."""
+        self._hooks.add("crash", task)
+        return task
+
+    def after_retry(self, task: Task[P, R]) -> Task[P, R]:
+        """Have a task follow every attempt that went wrong and is tried again."""
+        self._hooks.add("retry", task)
+        return task
+
+    # Processes that run the app ---------------------------------------------------------------
+
+    def definition(self) -> AppDefinition:
+        """Return what the fork server and the command line need of this app, or raise ConfigError if it is not whole:
+        if a hook names a task that is not registered, for example."""
+        return AppDefinition(
+            tasks={name: self._with_hooks(task.definition) for name, task in self._tasks.items()},
+            queues=self._queues,
+            limits=dict(self._limits),
+            schedules=self._schedules.definitions(),
+            settings=config.dump(self.settings),
+            note=self._runtime.take_note(),
+            pack_follow_up=self._pack_follow_up,
+        )
+
+    def _with_hooks(self, definition: TaskDefinition) -> TaskDefinition:
+        policy = self._hooks.policy_of(definition.name)
+        return definition if policy is definition.policy else replace(definition, policy=policy)
+
+    def _pack_follow_up(self, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], job_id: int) -> bytes:
         if not isinstance(task, Task):
             task = self.task_by_name(task if isinstance(task, str) else getattr(task, "__name__", repr(task)))
         return msgspec.msgpack.encode(task.follow_up(args, kwargs, job_id))
 
     def use_ledger(self, url: str) -> None:
-        """Take the ledger of this URL instead of the one that the code names, as `--url` of a worker does.
+        """Use the ledger of this URL instead of the one that the code names, as `--url` of a worker does.
 
         Call it before the app is used: jobs that were enqueued before stay where they are."""
         self.settings = replace(self.settings, url=url)
         self._runtime.move(self.settings)
-
-    def ledger_note(self) -> str:
-        """Return, only once, a sentence if the environment or a file names another ledger than the code; else ""."""
-        return self._runtime.take_note()
-
-    def manifest_settings(self) -> bytes:
-        for name in self._definitions:
-            self._policy_of(name)  # Refuse here, before a worker starts, what no job could be enqueued with.
-        return config.dump(self.settings)
 
     # The ledger -------------------------------------------------------------------------------
 
@@ -214,11 +266,11 @@ class App(ScheduleRegistry, HookRegistry):
         return self._runtime.services().operator
 
     def job(self, job_id: int) -> Job[Any]:
-        """Give a handle on a job whose id is known."""
+        """Return a handle on a job whose id is known."""
         return Job(self._runtime, job_id)
 
     def workflow(self, name: str, **unknown: Never) -> "Workflow":
-        """Begin to build a workflow; nothing is stored before its `start()`."""
+        """Return a new workflow to build; nothing is stored before its `start()`."""
         for setting in unknown:
             raise ConfigError(f"A workflow has no setting {setting!r}. Give it to the tasks: @app.task({setting}=…).")
         from unstuck.client.workflows import Workflow
@@ -226,7 +278,7 @@ class App(ScheduleRegistry, HookRegistry):
         return Workflow(self._runtime, name)
 
     def workflow_run(self, workflow_id: int) -> "WorkflowRun":
-        """Give a handle on a workflow that was started."""
+        """Return a handle on a workflow that was started."""
         from unstuck.client.workflows import WorkflowRun
 
         return WorkflowRun(self._runtime, workflow_id)
@@ -239,30 +291,30 @@ class App(ScheduleRegistry, HookRegistry):
         after: str | None = None,
         gather: Duration | None = GATHER,
     ) -> "EventStream":
-        """Listen to what happens, with `for` or `async for`: deaths, requeues, failures, queues that nobody serves.
+        """Iterate over events with `for` or `async for`: deaths, requeues, failures, queues without workers.
 
-        `kinds` and `worker` choose; `after` goes on behind the cursor of an earlier event. A burst of one kind is told
-        as one event with its count, once nothing more came for `gather` (None: each by itself, at once)."""
+        `kinds` and `worker` filter; `after` continues behind the cursor of an earlier event. A burst of one kind
+        arrives as one event with its count, after `gather` without another (None: each event by itself, at once)."""
         from unstuck.client.events import listen
 
         return listen(self._runtime, kinds, worker, after, gather)
 
     def stale(self, older_than: Duration = 0) -> "list[StaleAction]":
-        """List held jobs whose worker has been silent for at least so long."""
+        """List held jobs whose worker has been silent for at least this time."""
         return self.operator.stale.list(seconds(older_than, "older_than"))
 
     def fail_stale(self, older_than: Duration) -> "list[StaleAction]":
-        """Fail running jobs whose worker has been silent for so long; give what was done."""
+        """Fail running jobs whose worker has been silent for this time; return what was done."""
         return self.operator.stale.fail(seconds(older_than, "older_than"))
 
     def requeue_stale(self, older_than: Duration) -> "list[StaleAction]":
-        """Requeue claimed jobs whose worker has been silent for so long; give what was done."""
+        """Requeue claimed jobs whose worker has been silent for this time; return what was done."""
         return self.operator.stale.requeue(seconds(older_than, "older_than"))
 
     def migrate(self) -> list[str]:
-        """Create or update the tables; give what was applied."""
+        """Create or update the tables; return what was applied."""
         return self._runtime.services().ledger.migrate()
 
     def close(self) -> None:
-        """Ring what is still to be rung and close the connections; the next use opens them again."""
+        """Send pending wake-ups and close the connections; the next use opens them again."""
         self._runtime.close()

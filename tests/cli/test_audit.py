@@ -148,7 +148,7 @@ SECRETS = ("hunter2", "key-1", "key-2", "DE02")
 @pytest.fixture
 def job(shop: Cli) -> str:
     (shop.folder / "app.py").write_text(APP)
-    (shop.folder / "unstuck.toml").write_text('[web]\nredact = ["iban"]\n')
+    (shop.folder / "unstuck.toml").write_text('[http]\nredact = ["iban"]\n')
     call = ('"ann"', '"hunter2"', '"key-1"', '"key-2"', "--kwargs", '{"iban": "DE02"}')
     said = shop.run("enqueue", "login", *call, "--app", "app:app")
     assert said.code == 0, said
@@ -160,7 +160,7 @@ def test_no_door_shows_them(shop: Cli, job: str) -> None:
     assert told["args"] == ["ann", "•••", "•••", "•••"]
     assert told["kwargs"] == {"iban": "•••"}
     told_by = {" ".join(command): shop.run(*command).out for command in (["job", job], ["why", job], ["jobs"])}
-    with serving(shop.url, env={"UNSTUCK_WEB_REDACT": "iban"}) as client:
+    with serving(shop.url, env={"UNSTUCK_HTTP_REDACT": "iban"}) as client:
         for path in (f"/api/v1/jobs/{job}", f"/api/v1/jobs/{job}/why", "/api/v1/jobs", f"/jobs/{job}", "/jobs", "/"):
             answer = client.get(path)
             assert answer.status_code == 200, path

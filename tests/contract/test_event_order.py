@@ -293,7 +293,7 @@ def victims(ledger: Ledger) -> Iterator[list[Victim]]:
 def test_five_hundred_deaths_are_one_notification_for_each_client(
     ledger: Ledger, url: str, victims: list[Victim]
 ) -> None:
-    with serve(url, env={"UNSTUCK_WEB_REAP": "false"}) as served:
+    with serve(url, env={"UNSTUCK_HTTP_REAP": "false"}) as served:
         streams = [Stream(served.url) for _ in range(2)]
         app = App(url)
         local: list[Event] = []

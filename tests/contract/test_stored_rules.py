@@ -166,7 +166,7 @@ def test_tasks_of_an_app_bring_its_switches_to_every_job(url: str) -> None:
         @app.task
         def add() -> None: ...
 
-        policy = decode_policy(encode_policy(app.definitions["add"].policy))
+        policy = decode_policy(encode_policy(app.definition().tasks["add"].policy))
         assert (policy.auto_fail_stale_running, policy.auto_requeue_stale_claimed) == (False, True)
         job = app.job(add.enqueue().id)
         record = app.operator.jobs.get(job.id)

@@ -7,14 +7,18 @@ from pathlib import Path
 import pytest
 
 from unstuck.errors import ConfigError
-from unstuck.runner.loader import load_registry
+from unstuck.runner.loader import load_app
 from unstuck.worker.fork_client import ForkServerClient
 
 GOOD = """
+from unstuck.runner.tasks import AppDefinition
+
 class Fake:
-    definitions = {}
-    queues = frozenset({"default"})
-    def manifest_settings(self): return b"{}"
+    def use_ledger(self, url): pass
+    def definition(self):
+        return AppDefinition(
+            tasks={}, queues=frozenset(), limits={}, schedules=(), settings=b"{}", note="", pack_follow_up=print
+        )
 app = Fake()
 worker_app = Fake()
 class holder:
@@ -37,13 +41,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def refusal(target: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        load_registry(target)
+        load_app(target)
     return str(caught.value)
 
 
 @pytest.mark.parametrize("target", ["shop:app", "shop", "shop:worker_app", "shop:holder.inner"])
 def test_an_app_is_found_in_the_working_directory(here: Path, target: str) -> None:
-    assert load_registry(target).manifest_settings() == b"{}"
+    assert load_app(target).settings == b"{}"
 
 
 @pytest.mark.parametrize("target", ["", ":app", "shop:", "shop app", "shop:app:x", "a..b:app"])
@@ -132,7 +136,7 @@ def test_the_bench_hands_the_users_error_on(here: Path) -> None:
 
 
 def test_an_app_that_breaks_when_asked_is_shown_too(here: Path) -> None:
-    (here / "late.py").write_text(f"{GOOD}\nFake.manifest_settings = lambda self: 1/0\n")
+    (here / "late.py").write_text(f"{GOOD}\nFake.definition = lambda self: 1/0\n")
     with pytest.raises(ConfigError, match="ZeroDivisionError"):
         ForkServerClient("late:app").start()
 

@@ -19,8 +19,10 @@ from unstuck.domain.endings import Cancelled, Died, Ending, Overran, Raised, Suc
 from unstuck.domain.policy import Policy
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.ledger.contract.workers import Claimed
+from unstuck.metrics.counters import Counters
 from unstuck.worker.fork_client import ForkServerDied, RunnerBorn, RunnerExit
 from unstuck.worker.held_jobs import HeldJob
+from unstuck.worker.job_metrics import JobMetrics
 from unstuck.worker.outbox import Outbox
 from unstuck.worker.pacing import Pace
 from unstuck.worker.pool import RunnerPool
@@ -317,7 +319,16 @@ class Shift:
         self.selector = selectors.DefaultSelector()
         self.outbox = Outbox()
         self.runners = RunnerPool(
-            built.bench, built.trace, "w-test", Settings(), slots, self.selector, self.outbox, Pace()
+            built.bench,
+            built.trace,
+            "w-test",
+            Settings(),
+            slots,
+            self.selector,
+            self.outbox,
+            Pace(),
+            JobMetrics(Counters()),
+            on_death=lambda job, beside_since_s: (0, 0),
         )
         self.runners.confirm(host.boottime_s())
         self._tokens = iter(range(1, 1000))
@@ -329,7 +340,7 @@ class Shift:
         return HeldJob(job, policy, is_async, 30.0, host.boottime_s())
 
     def give(self, *holds: HeldJob, depth: int = 0) -> None:
-        self.runners.ready.extend(holds)
+        self.runners.jobs.ready.extend(holds)
         self.runners.feed(depth)
 
     def step(self, timeout_s: float = 0.02) -> None:
@@ -359,9 +370,9 @@ def test_a_job_that_ended_just_before_it_was_cancelled_does_not_take_the_next_on
         first = at_work.hold("add", 1, 2, policy=RETRY)
         go_on = tmp_path / "go-on"
         second = at_work.hold("wait_for", str(go_on), policy=RETRY)
-        at_work.runners.ready.append(first)
+        at_work.runners.jobs.ready.append(first)
         at_work.runners.feed(0)
-        slot = at_work.runners.given[first.token]
+        slot = at_work.runners.jobs.given[first.token]
         slot.job_started_s = host.boottime_s() + 60  # quick enough to queue behind
         at_work.give(second, depth=1)
         # Its report lies in the stream, unread; the runner is in the next job.
@@ -385,7 +396,7 @@ def test_what_never_began_is_kept_through_drain_deadline_and_lease_and_not_faile
                 at_work.runners.stop(held_job.token, fate, DeathKind.LEASE, host.boottime_s())
             finally:
                 send_signal(fork_server, signal.SIGCONT)
-            assert list(at_work.runners.ready) == [held_job]
+            assert list(at_work.runners.jobs.ready) == [held_job]
             assert not at_work.outbox.endings
             at_work.runners.feed(0)
             at_work.until(lambda at=at_work: at.outbox.done, "it to run as if nothing had been")  # type: ignore[misc]
@@ -398,7 +409,9 @@ def test_a_frozen_fork_server_is_replaced_and_the_job_runs(tmp_path: Path, monke
         send_signal(at_work.house.trace.fork_server()[0], signal.SIGSTOP)
         held_job = at_work.hold("add", 1, 2)
         at_work.give(held_job)
-        at_work.until(lambda: held_job in at_work.runners.ready, "the job to come back from the frozen fork server")
+        at_work.until(
+            lambda: held_job in at_work.runners.jobs.ready, "the job to come back from the frozen fork server"
+        )
         monkeypatch.setattr("unstuck.worker.pool.BIRTH_S", 10.0)
         at_work.runners.feed(0)
         at_work.until(lambda: at_work.outbox.done, "the job to run")
@@ -416,7 +429,7 @@ def test_a_frozen_fork_server_is_left_alone_while_others_work(tmp_path: Path, mo
         try:
             held_job = at_work.hold("add", 1, 2)
             at_work.give(held_job)
-            at_work.until(lambda: held_job in at_work.runners.ready, "the job to come back")
+            at_work.until(lambda: held_job in at_work.runners.jobs.ready, "the job to come back")
             go_on.touch()
             at_work.until(lambda: at_work.outbox.done, "the other to end undisturbed")
         finally:
@@ -434,7 +447,7 @@ def test_a_runner_killed_by_a_drain_before_it_began_gives_its_job_back(tmp_path:
             at_work.runners.kill_all(Died("drain", counts=False, drained=True))
         finally:
             send_signal(fork_server, signal.SIGCONT)
-        at_work.until(lambda: at_work.runners.ready or at_work.outbox.done or at_work.outbox.endings, "its end")
+        at_work.until(lambda: at_work.runners.jobs.ready or at_work.outbox.done or at_work.outbox.endings, "its end")
         assert not at_work.outbox.endings
 
 
@@ -444,7 +457,7 @@ def test_no_job_begins_after_its_lease(tmp_path: Path) -> None:
         for policy in (RETRY, FAIL):
             held_job = at_work.hold("add", 1, 2, policy=policy)
             at_work.give(held_job)
-            assert held_job in at_work.runners.ready
+            assert held_job in at_work.runners.jobs.ready
         at_work.runners.confirm(host.boottime_s())
         at_work.runners.feed(0)
         at_work.until(lambda: at_work.outbox.done, "one of them to run once a beat was confirmed")
@@ -468,11 +481,11 @@ def test_a_birth_heard_of_after_the_death_leaves_nothing_to_watch(tmp_path: Path
     with shift(tmp_path) as at_work:
         held_job = at_work.hold("add", 1, 2)
         at_work.give(held_job)
-        slot = at_work.runners.given[held_job.token]
-        at_work.runners._saw_gone(slot)  # the end of its stream came first
+        slot = at_work.runners.jobs.given[held_job.token]
+        at_work.runners.reader.saw_gone(slot)  # the end of its stream came first
         wait_for(lambda: at_work.house.bench.read() or slot.runner.pid, "its birth")
         assert slot.runner.pid is not None
-        at_work.runners._watch_process(RunnerBorn(0, slot.runner.pid))
+        at_work.runners.lifecycle.runner_started(RunnerBorn(0, slot.runner.pid))
         fd = slot.runner.pidfd()
         assert fd is not None
         assert fd not in at_work.selector.get_map(), "a number that the next descriptor may have"
@@ -483,14 +496,14 @@ def test_runners_that_die_before_they_begin_are_not_asked_for_without_a_pause(tm
         held_job = at_work.hold("add", 1, 2)
         at_work.give(held_job)
         for _ in range(3):
-            slot = at_work.runners.given[held_job.token]
+            slot = at_work.runners.jobs.given[held_job.token]
             failed = RunnerExit(slot.index, 0, "a runner could not be started: Resource temporarily unavailable")
-            at_work.runners._runner_gone(slot, failed)
-            assert list(at_work.runners.ready) == [held_job]
+            at_work.runners.lifecycle.runner_gone(slot, failed)
+            assert list(at_work.runners.jobs.ready) == [held_job]
             at_work.runners.feed(0)
-            if at_work.runners.ready:
+            if at_work.runners.jobs.ready:
                 break
-        assert list(at_work.runners.ready) == [held_job], "it waits, and another runner may get it"
+        assert list(at_work.runners.jobs.ready) == [held_job], "it waits, and another runner may get it"
         wait_for(lambda: host.boottime_s() > at_work.runners.slots.rest_until_s, "the rest to be over")
         at_work.runners.feed(0)
         at_work.until(lambda: at_work.outbox.done, "it to run")
@@ -500,7 +513,7 @@ def test_what_an_async_job_raises_when_it_is_stopped_is_not_its_own_failure(tmp_
     text = (
         "import asyncio\nasync def stubborn():\n  try: await asyncio.sleep(60)\n"
         "  except BaseException: raise RuntimeError('while cleaning up')\n"
-        "app.definitions['asay'].__dict__['function'] = stubborn"
+        "app.task_by_name('asay').definition.__dict__['function'] = stubborn"
     )
     with shift(tmp_path) as at_work:
         teach = at_work.hold("aevaluate", text, is_async=True)

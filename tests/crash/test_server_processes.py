@@ -91,7 +91,7 @@ def test_processes_do_not_outlive_their_parent(tmp_path: Path) -> None:
 
 
 def test_the_limit_of_a_caller_is_one_for_all_processes(tmp_path: Path) -> None:
-    env = {"UNSTUCK_WEB_REQUESTS_PER_SECOND": "1"}
+    env = {"UNSTUCK_HTTP_REQUESTS_PER_SECOND": "1"}
     with serve(ready_sqlite(tmp_path), "--processes", "3", env=env) as served:
         wait_for(lambda: len(children(served)) == 3, "three processes")
         statuses = [fresh(served, "GET", "/api/v1/nowhere").status_code for _ in range(24)]

@@ -356,7 +356,7 @@ def door_of(supervisor: int) -> OwnProcess | None:
 
 
 def answers(door: OwnProcess | None) -> str:
-    """Give the address at which a web door answers, or nothing."""
+    """Give the address at which an HTTP server answers, or nothing."""
     if door is None:
         return ""
     try:
@@ -374,7 +374,7 @@ def answers(door: OwnProcess | None) -> str:
 
 @contextmanager
 def up_beside(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """Start workers with a web door beside them; give the supervisor and its log. All end with the block."""
+    """Start workers with an HTTP server beside them; give the supervisor and its log. All end with the block."""
     log = folder / "up.log"
     with log.open("wb") as file:
         up = subprocess.Popen(
@@ -393,13 +393,13 @@ def up_beside(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[
             up.wait()
 
 
-def test_the_web_door_stands_beside_the_workers(tmp_path: Path) -> None:
+def test_the_http_server_stands_beside_the_workers(tmp_path: Path) -> None:
     with up_beside(tmp_path, "--port", "0") as (up, log):
-        wait_for(lambda: answers(door_of(up.pid)), "the web door to answer")
+        wait_for(lambda: answers(door_of(up.pid)), "the HTTP server to answer")
         first = door_of(up.pid)
         assert first is not None
         first.kill()
-        wait_for(lambda: (door := door_of(up.pid)) and door.pid != first.pid and answers(door), "another web door")
+        wait_for(lambda: (door := door_of(up.pid)) and door.pid != first.pid and answers(door), "another HTTP server")
         second = door_of(up.pid)
         assert second is not None
         up.send_signal(signal.SIGTERM)
@@ -407,9 +407,9 @@ def test_the_web_door_stands_beside_the_workers(tmp_path: Path) -> None:
         assert not psutil.pid_exists(second.pid)
 
 
-def test_workers_go_on_without_a_web_door_that_cannot_listen(tmp_path: Path) -> None:
+def test_workers_go_on_without_an_http_server_that_cannot_listen(tmp_path: Path) -> None:
     with up_beside(tmp_path, "--host", "203.0.113.1") as (up, log):
-        wait_for(lambda: "Web door ended; starting it again" in log.read_text(), "the web door to fail")
+        wait_for(lambda: "HTTP server ended; starting it again" in log.read_text(), "the HTTP server to fail")
         assert up.poll() is None
         up.send_signal(signal.SIGTERM)
         assert up.wait(60) == 0, log.read_text()

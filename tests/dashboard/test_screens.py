@@ -72,7 +72,7 @@ def test_the_headline_speaks_of_jobs_that_fail(
         ledger.register(birth("w1", heartbeat_interval_s=600.0, suspect_after_s=3600.0, running_stale_after_s=3600.0))
         ledger.take_ticket("sweep", 3600.0)
         ended(ledger, "add", failed, succeeded)
-    with serve(shop.url, env={"UNSTUCK_WEB_REAP": "false"}) as served:
+    with serve(shop.url, env={"UNSTUCK_HTTP_REAP": "false"}) as served:
 
         def is_told() -> bool:
             page = html.unescape(served.client.get("/").text)
@@ -116,7 +116,7 @@ def screens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, 
     paths += ["/doctor", "/upkeep", "/audit", f"/workers/{evil}", "/workers/w2", "/workers/long", "/schedules"]
     paths += ["/workflows", *(f"/workflows/{number}" for number in evil_workflows(shop))]
     paths += [f"/jobs/{job_id}" for job_id in (failed, running, quarantined)]
-    with serve(shop.url, env={"UNSTUCK_WEB_REDACT": "pin"}) as served:
+    with serve(shop.url, env={"UNSTUCK_HTTP_REDACT": "pin"}) as served:
         yield served, paths
 
 

@@ -32,7 +32,7 @@ SETTLES_S = 15.0
 def guarded(folder: Path, *points: str) -> Iterator[tuple[SecuredServer, Ledger]]:
     url = f"sqlite:///{folder}/jobs.db"
     # Nobody is hung up on while the memory is looked at.
-    with guarded_door(url, points=points, UNSTUCK_WEB_UNREAD_TIMEOUT="300") as door:
+    with guarded_door(url, points=points, UNSTUCK_HTTP_UNREAD_TIMEOUT="300") as door:
         ledger = ready_ledger(Settings(url=url))
         try:
             yield door, ledger

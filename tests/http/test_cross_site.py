@@ -23,7 +23,7 @@ def name_of(way: Route) -> str:
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]:
     folder: Path = tmp_path_factory.mktemp("guard")
-    with guarded_door(f"sqlite:///{folder}/jobs.db", UNSTUCK_WEB_ALLOWED_HOSTS="jobs.example.com,*.internal") as door:
+    with guarded_door(f"sqlite:///{folder}/jobs.db", UNSTUCK_HTTP_ALLOWED_HOSTS="jobs.example.com,*.internal") as door:
         yield door
 
 

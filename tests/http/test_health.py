@@ -24,7 +24,7 @@ def codes(client: httpx.Client) -> list[str]:
 
 
 def test_a_monitor_is_told_what_is_missing_and_the_cure(shop: Cli) -> None:
-    with serving(shop.url, env={"UNSTUCK_WEB_REAP": "false"}) as client:
+    with serving(shop.url, env={"UNSTUCK_HTTP_REAP": "false"}) as client:
         assert client.get("/healthz").json() == {"status": "ok"}
         assert client.get("/readyz").json() == {"status": "ok"}
         empty = client.get("/api/v1/health").json()

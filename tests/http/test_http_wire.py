@@ -158,7 +158,7 @@ def test_only_some_requests_wait_behind_another(door: SecuredServer) -> None:
 
 
 def test_a_request_that_others_wait_behind_ends_with_its_connection(tmp_path: Path) -> None:
-    limit = {"UNSTUCK_WEB_MAX_OPEN_REQUESTS_PER_CALLER": "1"}
+    limit = {"UNSTUCK_HTTP_MAX_OPEN_REQUESTS_PER_CALLER": "1"}
     with guarded_door(f"sqlite:///{tmp_path}/jobs.db", **limit) as door:
         body = {"name": "w", "queues": ["q"], "tasks": ["t"]}
         token = door.token(Scope.WORKER)

@@ -23,7 +23,7 @@ from unstuck.ledger.contract.jobs import JobRecord, NewJob
 from unstuck.ledger.contract.workers import WorkerRecord
 from unstuck.ledger.open import ready_ledger
 
-QUICK = {"UNSTUCK_CHECK_INTERVAL": "0.1", "UNSTUCK_WEB_HEARTBEAT_INTERVAL": "0.5s"}
+QUICK = {"UNSTUCK_CHECK_INTERVAL": "0.1", "UNSTUCK_HTTP_HEARTBEAT_INTERVAL": "0.5s"}
 """Beats come soon. The lease is the default, so that no worker is given up because the machine is slow."""
 EXAMPLES = {"node": ["node", "examples/worker.mjs"], "bash": ["bash", "examples/worker.sh"]}
 TOLD_TO_STOP = ("SIGTERM: finishing", "told to go")

@@ -285,7 +285,7 @@ def test_a_ledger_that_is_away_is_a_problem_for_a_moment() -> None:
         url = server.new_ledger()
         # A token that is not in the ledger: else nobody would come as far as the handlers.
         bearer = {"Authorization": f"Bearer {token}"}
-        with serve(url, env={"UNSTUCK_WEB_TOKEN": token}, headers=bearer) as served:
+        with serve(url, env={"UNSTUCK_HTTP_TOKEN": token}, headers=bearer) as served:
             http = served.client
             named = {"name": "one", "queues": ["q"], "tasks": ["resize"]}
             worker = http.post("/api/v1/workers", json=named).json()["id"]

@@ -24,7 +24,7 @@ MAX_BODY = 4096
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]:
     folder: Path = tmp_path_factory.mktemp("guard")
-    with guarded_door(f"sqlite:///{folder}/jobs.db", UNSTUCK_WEB_MAX_BODY_BYTES=str(MAX_BODY)) as door:
+    with guarded_door(f"sqlite:///{folder}/jobs.db", UNSTUCK_HTTP_MAX_BODY_BYTES=str(MAX_BODY)) as door:
         yield door
         assert door.ask("GET", "/api/v1/audit", door.all).status_code == 200
         assert "Traceback" not in door.served.said()
@@ -274,7 +274,7 @@ def test_no_path_leads_around_the_guard_or_out_of_the_folder(door: SecuredServer
 
 
 def test_a_caller_that_asks_too_often_is_told_when_to_come_again(tmp_path: Path) -> None:
-    with guarded_door(f"sqlite:///{tmp_path}/jobs.db", UNSTUCK_WEB_REQUESTS_PER_SECOND="1") as door:
+    with guarded_door(f"sqlite:///{tmp_path}/jobs.db", UNSTUCK_HTTP_REQUESTS_PER_SECOND="1") as door:
         answers = [door.ask("GET", "/api/v1/nowhere", door.all) for _ in range(40)]
         assert answers[0].status_code == 404
         refused = next(answer for answer in answers if answer.status_code == 429)
@@ -285,7 +285,7 @@ def test_a_caller_that_asks_too_often_is_told_when_to_come_again(tmp_path: Path)
 
 
 def test_requests_that_wait_are_bounded(tmp_path: Path) -> None:
-    limits = {"UNSTUCK_WEB_MAX_OPEN_REQUESTS_PER_CALLER": "2", "UNSTUCK_WEB_MAX_OPEN_REQUESTS": "3"}
+    limits = {"UNSTUCK_HTTP_MAX_OPEN_REQUESTS_PER_CALLER": "2", "UNSTUCK_HTTP_MAX_OPEN_REQUESTS": "3"}
     with guarded_door(f"sqlite:///{tmp_path}/jobs.db", **limits) as door:
         client = door.served.client
         bearer = {"Authorization": f"Bearer {door.all}"}
@@ -317,7 +317,7 @@ def test_one_token_cannot_take_all_places_of_live_pages(tmp_path: Path) -> None:
 
 
 def test_a_body_that_is_still_on_its_way_counts_as_a_request_that_waits(tmp_path: Path) -> None:
-    with guarded_door(f"sqlite:///{tmp_path}/jobs.db", UNSTUCK_WEB_MAX_OPEN_REQUESTS_PER_CALLER="2") as door:
+    with guarded_door(f"sqlite:///{tmp_path}/jobs.db", UNSTUCK_HTTP_MAX_OPEN_REQUESTS_PER_CALLER="2") as door:
         host, port = door.host.split(":")
 
         def begin_a_body() -> socket.socket:
@@ -345,9 +345,9 @@ def test_a_body_that_is_still_on_its_way_counts_as_a_request_that_waits(tmp_path
 
 HEAD_S = 2.0
 IMPATIENT = {
-    "UNSTUCK_WEB_HEAD_TIMEOUT": f"{HEAD_S}s",
-    "UNSTUCK_WEB_BODY_TIMEOUT": "500ms",
-    "UNSTUCK_WEB_UNREAD_TIMEOUT": "500ms",
+    "UNSTUCK_HTTP_HEAD_TIMEOUT": f"{HEAD_S}s",
+    "UNSTUCK_HTTP_BODY_TIMEOUT": "500ms",
+    "UNSTUCK_HTTP_UNREAD_TIMEOUT": "500ms",
 }
 
 

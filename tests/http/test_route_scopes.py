@@ -1,4 +1,4 @@
-"""Every way into the web door asks for a token, and for the scope that it needs. The ways are found, not listed."""
+"""Every way into the HTTP server asks for a token, and for the scope that it needs. The ways are found, not listed."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -67,7 +67,7 @@ def test_a_server_that_must_not_reap_leaves_everyone_alone(tmp_path: Path) -> No
     ledger = ready_ledger(Settings(url=url))
     try:
         killed_worker(ledger, "killed")
-        with serving(url, env={**QUICK, "UNSTUCK_WEB_REAP": "false"}) as client:
+        with serving(url, env={**QUICK, "UNSTUCK_HTTP_REAP": "false"}) as client:
             before = client.get("/api/v1/workers").json()
             assert client.post("/api/workers/heartbeat", json={"worker_id": "other"}).status_code == 200
             assert not is_dead(ledger, "killed"), before

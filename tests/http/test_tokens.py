@@ -33,8 +33,13 @@ def test_others_are_not_served_before_there_is_a_token(shop: Cli, host: str) -> 
 
 
 def test_a_name_for_others_needs_a_token_also_behind_a_proxy_on_this_machine(shop: Cli) -> None:
-    said = shop.refused(1, "serve", "--port", "0", UNSTUCK_WEB_ALLOWED_HOSTS="jobs.example.com")
+    said = shop.refused(1, "serve", "--port", "0", UNSTUCK_HTTP_ALLOWED_HOSTS="jobs.example.com")
     assert "jobs.example.com" in said
+
+
+def test_a_token_under_a_name_that_nothing_reads_is_refused(shop: Cli) -> None:
+    said = shop.refused(1, "serve", "--port", "0", UNSTUCK_WEB_TOKEN=GIVEN)
+    assert "There is no setting UNSTUCK_WEB_TOKEN. Did you mean UNSTUCK_HTTP_TOKEN?" in said
 
 
 def test_a_token_that_is_over_opens_nothing(shop: Cli) -> None:
@@ -61,7 +66,7 @@ def test_with_a_token_others_are_served_and_asked_for_it(shop: Cli) -> None:
 
 
 def test_a_token_by_a_variable_opens_and_locks_too(shop: Cli) -> None:
-    with serve(shop.url, "--host", "0.0.0.0", env={"UNSTUCK_WEB_TOKEN": GIVEN}) as served:
+    with serve(shop.url, "--host", "0.0.0.0", env={"UNSTUCK_HTTP_TOKEN": GIVEN}) as served:
         url = served.url.replace("0.0.0.0", "127.0.0.1")
         with httpx.Client(base_url=url, trust_env=False) as client:
             assert client.get("/api/v1/audit").status_code == 401
@@ -162,7 +167,7 @@ def test_the_cookie_of_a_login_is_for_our_own_page_and_for_no_script(door: Secur
 
 
 def test_the_cookie_is_for_https_alone_where_something_in_front_speaks_it(shop: Cli) -> None:
-    with guarded_door(shop.url, UNSTUCK_WEB_SECURE_COOKIES="true") as door:
+    with guarded_door(shop.url, UNSTUCK_HTTP_SECURE_COOKIES="true") as door:
         answer = door.browser().log_in(door.all)
         assert "secure" in answer.headers["Set-Cookie"].lower()
         assert "max-age" in answer.headers["Strict-Transport-Security"]

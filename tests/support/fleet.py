@@ -147,8 +147,8 @@ def as_app_takes_them(settings: dict[str, Any]) -> dict[str, Any]:
 
 def copy_tasks(source: App, target: App) -> None:
     """Register the tasks of one app with another, which is on a ledger of its own."""
-    for definition in source._definitions.values():
-        target._add(definition)
+    for task in source._tasks.values():
+        target._add(task.definition)
 
 
 class Fleet:

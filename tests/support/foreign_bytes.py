@@ -53,7 +53,7 @@ REFUSALS = (PayloadError, ConfigError, Problem, ValidationError, ValueError)
 """What a reader may raise. Anything else would be an internal error of whoever called it."""
 REDACT = Redactor(())
 
-BOUNDS = Bounds(8 * 1024 * 1024, setting="web.max_body_bytes")
+BOUNDS = Bounds(8 * 1024 * 1024, setting="http.max_body_bytes")
 _KEYED = Policy(order=KeyRule(key="of:{a}", parameters=("a",)))
 _TASKS = {"sum": TaskRecord("sum", "sum", encode_policy(_KEYED))}
 
@@ -61,7 +61,7 @@ _NODES = {"a": TaskRecord("a", "a", encode_policy(Policy()))}
 
 
 _ROOM = 1024
-_BODY_BOUNDS = Bounds(8 * 1024 * 1024 + _ROOM, setting="web.max_body_bytes")
+_BODY_BOUNDS = Bounds(8 * 1024 * 1024 + _ROOM, setting="http.max_body_bytes")
 
 
 def _body(read: Callable[[bytes], object], before: bytes, after: bytes) -> Callable[[bytes], object]:

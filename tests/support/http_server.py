@@ -1,4 +1,4 @@
-"""Open a real web door for tests: `unstuck serve` in a process of its own, and a client that knows its address."""
+"""Open a real HTTP server for tests: `unstuck serve` in a process of its own, and a client that knows its address."""
 
 import itertools
 import json
@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Served:
-    """A web door that is open."""
+    """An HTTP server that is open."""
 
     url: str
     client: httpx.Client
@@ -284,7 +284,7 @@ API = "/api/v1"
 
 @dataclass(frozen=True)
 class ApiClient:
-    """A web door, and the ledger behind it."""
+    """An HTTP server, and the ledger behind it."""
 
     shop: Cli
     client: httpx.Client

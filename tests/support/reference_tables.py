@@ -41,7 +41,7 @@ def endpoint_table() -> str:
 
 def import_table() -> str:
     """Return where each public name is imported from."""
-    config = ("Alerts", "Mdp", "Web")
+    config = ("Alerts", "HttpSettings", "MdpSettings")
     rows = [f"| `from unstuck import {name}` |" for name in sorted(unstuck.__all__)]
     rows += [f"| `from unstuck.config import {name}` |" for name in config]
     return "\n".join(["| import |", "|---|", *rows])

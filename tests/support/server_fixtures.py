@@ -17,7 +17,7 @@ from tests.support.sqlite import ready_sqlite
 
 from unstuck.ledger.contract import Ledger
 
-NO_REAPER = {"UNSTUCK_WEB_REAP": "false"}
+NO_REAPER = {"UNSTUCK_HTTP_REAP": "false"}
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def either_shop(request: pytest.FixtureRequest, tmp_path: Path) -> Cli:
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def door(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiClient]:
-    """A web door that is open for all tests of a file, on each database; they share its ledger."""
+    """An HTTP server that is open for all tests of a file, on each database; they share its ledger."""
     folder = tmp_path_factory.mktemp("door")
     if request.param == "sqlite":
         url = f"sqlite:///{folder}/jobs.db"
@@ -70,7 +70,7 @@ def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def served(stand: Cli) -> Iterator[Served]:
-    """The web door of that ledger."""
+    """The HTTP server of that ledger."""
     with serve(stand.url, env=NO_REAPER) as served:
         yield served
 
@@ -86,7 +86,7 @@ def ledger_url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def open_door(ledger_url: str) -> Iterator[tuple[Served, Ledger]]:
-    """A web door for workers over HTTP, for all tests of a file, and the ledger behind it."""
+    """An HTTP server for workers over HTTP, for all tests of a file, and the ledger behind it."""
     with http_server.door(ledger_url) as made:
         yield made
 

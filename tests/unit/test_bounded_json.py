@@ -12,7 +12,7 @@ from tests.support.decoding_bombs import SIZE_BYTES, assert_bounded, json_bombs
 from unstuck.domain.bounded_json import MAX_LARGE_EXPONENTS, check_json, decode_json
 from unstuck.domain.bounds import MAX_DEPTH, BoundExceeded, Bounds, NotDecodable
 
-BOUNDS = Bounds(SIZE_BYTES, setting="web.max_body_bytes")
+BOUNDS = Bounds(SIZE_BYTES, setting="http.max_body_bytes")
 TIGHT = '[]{}"\\,:e0 é'
 
 JSON = st.recursive(
@@ -79,16 +79,16 @@ def test_no_bomb_costs_more_than_half_a_second_or_100_mb(name: str) -> None:
 )
 def test_a_refusal_names_the_bound_and_its_value(data: bytes, exceeded: str, said: str) -> None:
     with pytest.raises(BoundExceeded) as refused:
-        decode_json(data, Bounds(100, setting="web.max_body_bytes"), "The body")
+        decode_json(data, Bounds(100, setting="http.max_body_bytes"), "The body")
     assert refused.value.exceeded == exceeded
     assert str(refused.value).startswith(said)
 
 
 def test_values_are_counted_with_their_keys_and_the_setting_is_named() -> None:
     pair = b'{"a":1},'
-    bounds = Bounds(32 * 100_000, setting="web.max_body_bytes")
+    bounds = Bounds(32 * 100_000, setting="http.max_body_bytes")
     assert len(decode_json(b"[" + pair * 33_000 + b"0]", bounds)) == 33_001
-    with pytest.raises(BoundExceeded, match=r"more than 100,000 values, .*raise web\.max_body_bytes\.") as refused:
+    with pytest.raises(BoundExceeded, match=r"more than 100,000 values, .*raise http\.max_body_bytes\.") as refused:
         decode_json(b"[" + pair * 34_000 + b"0]", bounds)
     assert refused.value.exceeded == "values"
 

@@ -105,6 +105,46 @@ class TestWhereSettingsComeFrom:
             monkeypatch.setenv(name, "x")
         assert config.load() == Settings()
 
+    @pytest.mark.parametrize(
+        ("variable", "meant"),
+        [
+            ("UNSTUCK_WEB_TOKEN", "UNSTUCK_HTTP_TOKEN"),
+            ("UNSTUCK_WEB_ALLOWED_HOST", "UNSTUCK_HTTP_ALLOWED_HOSTS"),
+            ("UNSTUCK_WEB_PORT", "UNSTUCK_HTTP_PORT"),
+        ],
+    )
+    def test_a_variable_of_a_group_that_was_renamed_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch, variable: str, meant: str
+    ) -> None:
+        monkeypatch.setenv(variable, "x" * 40)
+        with pytest.raises(ConfigError, match=rf"^There is no setting {variable}\. Did you mean {meant}\?$"):
+            config.load()
+        monkeypatch.delenv(variable)
+        monkeypatch.setenv("UNSTUCK_WEB_SERVICE_HOST", "10.0.0.7")
+        assert config.load() == Settings(), "Kubernetes sets it for a Service named unstuck-web"
+
+    @pytest.mark.parametrize(
+        ("file", "text"),
+        [
+            ("unstuck.toml", "[web]\nport = 1\n"),
+            ("pyproject.toml", "[tool.unstuck.web]\nport = 1\n"),
+            ("unstuck.toml", "web = 3\n"),
+        ],
+    )
+    def test_a_table_of_a_group_that_was_renamed_is_refused(self, tmp_path: Path, file: str, text: str) -> None:
+        (tmp_path / file).write_text(text)
+        with pytest.raises(ConfigError, match=r"^There is no setting 'web'\. Did you mean 'http'\?$"):
+            config.load()
+
+    def test_a_group_that_was_renamed_is_refused_in_code(self) -> None:
+        with pytest.raises(ConfigError, match=r"^There is no setting 'web'\. Did you mean 'http'\?$"):
+            App(web=HttpSettings())  # type: ignore[call-arg]
+
+    def test_an_unknown_setting_of_a_group_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "unstuck.toml").write_text('[http]\ntokn = "x"\n')
+        with pytest.raises(ConfigError, match=r"There is no http setting 'tokn'\. Did you mean 'token'\?"):
+            config.load()
+
     def test_a_misspelt_variable_is_named_with_the_setting_that_was_meant(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -323,7 +363,7 @@ class TestUnsafeSettings:
     @pytest.mark.parametrize("name", ["head_timeout", "body_timeout", "unread_timeout"])
     def test_the_time_for_slow_clients_has_bounds(self, name: str) -> None:
         for wrong in ("99ms", 0, "61m", 10**400, True, "soon"):
-            with pytest.raises(ConfigError, match=f"web {name} must be "):
+            with pytest.raises(ConfigError, match=f"http {name} must be "):
                 HttpSettings(**{name: wrong})
         for right in ("100ms", "1h"):
             assert getattr(HttpSettings(**{name: right}), name) == right

@@ -54,7 +54,7 @@ def test_a_schedule_enqueues_with_hooks_that_were_registered_later() -> None:
     def tell(event: dict[str, Any]) -> None: ...
 
     app.after_crash(tell)
-    [one] = app.schedule_definitions.values()
+    [one] = app.definition().schedules
     assert names(unpack_job(one.job)) == {"success": ["tell"], "crash": ["tell"]}
 
 
@@ -68,7 +68,7 @@ def test_doors_without_the_app_enqueue_with_hooks_too() -> None:
     def work() -> None: ...
 
     # As the worker writes it into the ledger, and as a door reads it.
-    policy = decode_policy(encode_policy(app.definitions["work"].policy))
+    policy = decode_policy(encode_policy(app.definition().tasks["work"].policy))
     job = build_job(
         task="work",
         queue="default",
@@ -92,10 +92,10 @@ def test_a_follower_that_is_missing_is_refused_before_a_worker_starts() -> None:
     def tell(event: dict[str, Any]) -> None: ...
 
     with pytest.raises(ConfigError, match=r"no such task\. Did you mean 'tell'"):
-        app.manifest_settings()
+        app.definition()
     with pytest.raises(ConfigError, match="no such task"):
         work.template((), {})
-    assert "work" in app.definitions, "an app that is not finished can still be looked at"
+    assert app.task_by_name("work") is work, "an app that is not finished can still be looked at"
 
 
 def test_a_follower_must_take_the_event() -> None:
@@ -110,7 +110,7 @@ def test_a_follower_must_take_the_event() -> None:
     def work() -> None: ...
 
     with pytest.raises(ConfigError, match="must take one argument by name, `event`"):
-        app.manifest_settings()
+        app.definition()
 
 
 @pytest.mark.parametrize("wrong", [5, [None], print])

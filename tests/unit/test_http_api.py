@@ -1,4 +1,4 @@
-"""The parts of the web door that foreign workers meet, one by one: whose worker it is, who is woken, who is gone."""
+"""The parts of the HTTP server that foreign workers meet, one by one: whose worker it is, who is woken, who is gone."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""The rules of the web door's guard, each by itself: names, origins, depth, rates, logins, where to go next."""
+"""The rules of the HTTP server's guard, each by itself: names, origins, depth, rates, logins, where to go next."""
 
 import asyncio
 import threading

@@ -117,23 +117,23 @@ def test_a_directory_whose_name_is_not_text_is_refused(tmp_path: Path) -> None:
 def test_code_wins_over_the_environment_and_a_file_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert App("sqlite:///code.db").ledger_note() == ""
+    assert App("sqlite:///code.db").definition().note == ""
     (tmp_path / "here/unstuck.toml").write_text('url = "postgresql://shop:secret@db/shop"')
-    note = App("sqlite:///code.db").ledger_note()
+    note = App("sqlite:///code.db").definition().note
     assert note.startswith("The settings file names the ledger postgresql://shop:***@db/shop, and the code")
     assert "To let the settings file decide" in note
-    assert App("postgres://shop:secret@db/shop").ledger_note() == ""
+    assert App("postgres://shop:secret@db/shop").definition().note == ""
     monkeypatch.setenv("UNSTUCK_URL", "sqlite:///env.db")
-    note = App("sqlite:///code.db").ledger_note()
+    note = App("sqlite:///code.db").definition().note
     assert note == (
         f"UNSTUCK_URL names the ledger sqlite:///{tmp_path}/here/env.db, and the code of the app names "
         f"sqlite:///{tmp_path}/here/code.db: the code wins. To let UNSTUCK_URL decide, write App() without a URL."
     )
-    assert App("sqlite:///./env.db").ledger_note() == ""
-    assert App().ledger_note() == ""
+    assert App("sqlite:///./env.db").definition().note == ""
+    assert App().definition().note == ""
     app = App("sqlite:///code.db")
     app.use_ledger("sqlite:///chosen.db")
-    assert app.ledger_note() == ""
+    assert app.definition().note == ""
     app = App("sqlite:///code.db")
     assert not sum(app.ledger.count_jobs().values())
     assert app.operator is not None

@@ -47,7 +47,7 @@ def an_app(**schedule: Any) -> App:
 
 
 def test_a_schedule_takes_the_name_queue_and_policy_of_its_task() -> None:
-    [one] = an_app(every="30s", kwargs={"folder": "/a"}, queue="slow", priority=5).schedule_definitions.values()
+    [one] = an_app(every="30s", kwargs={"folder": "/a"}, queue="slow", priority=5).definition().schedules
     assert (one.name, one.task, one.queue, one.timing) == ("clean", "clean", "slow", Timing(every_s=30))
     job = unpack_job(one.job)
     assert (job.on_crash, job.priority, job.enqueued_by, decode_call(job.payload).kwargs) == (
@@ -59,9 +59,9 @@ def test_a_schedule_takes_the_name_queue_and_policy_of_its_task() -> None:
 
 
 def test_the_same_definition_has_the_same_fingerprint_in_every_process() -> None:
-    [one] = an_app(every="30s").schedule_definitions.values()
-    [same] = an_app(every=30).schedule_definitions.values()
-    [other] = an_app(every="30s", priority=1).schedule_definitions.values()
+    [one] = an_app(every="30s").definition().schedules
+    [same] = an_app(every=30).definition().schedules
+    [other] = an_app(every="30s", priority=1).definition().schedules
     assert one.fingerprint == same.fingerprint != other.fingerprint
 
 
@@ -109,7 +109,7 @@ def test_two_schedules_need_two_names_and_a_task_of_this_app() -> None:
 
 
 def record(**changes: Any) -> ScheduleRecord:
-    [one] = an_app(every="1s").schedule_definitions.values()
+    [one] = an_app(every="1s").definition().schedules
     fields: dict[str, Any] = {
         "name": "nightly",
         "source": "app",

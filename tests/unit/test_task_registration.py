@@ -12,7 +12,6 @@ from unstuck import App, ConfigError, Context
 from unstuck.domain.payload import JSON, encode_call
 from unstuck.runner.call import Call, Caller
 from unstuck.runner.messages import NOT_STORABLE, JobMessage
-from unstuck.runner.tasks import TaskDefinition
 
 
 @pytest.fixture
@@ -100,7 +99,7 @@ def test_an_unknown_setting_is_refused_beside_the_function_too(app: App) -> None
     for register in (lambda **given: app.task(plain, **given), lambda **given: app.task(**given)(plain)):
         with pytest.raises(ConfigError, match=r"There is no task setting 'timout'\. Did you mean 'timeout'\?"):
             register(timout="5m")
-    assert not app.definitions
+    assert not app.definition().tasks
 
 
 @pytest.mark.parametrize(
@@ -157,7 +156,7 @@ def test_a_misspelt_setting_of_a_schedule_or_a_queue_is_guessed(app: App) -> Non
             register(every="5s", prority=5)
         with pytest.raises(ConfigError, match=r"'timeout' is a setting of the task\. Give it to @app\.task"):
             register(every="5s", timeout="3s")
-    assert not app.schedule_definitions
+    assert not app.definition().schedules
     with pytest.raises(ConfigError, match=r"no queue setting 'concurency'\. Did you mean 'concurrency'\?"):
         app.queue("mail", concurency=3)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"'timeout' is a setting of the task\. Give it to @app\.task"):
@@ -195,7 +194,7 @@ def test_a_callable_that_cannot_be_a_task_is_refused(app: App, function: Any, wo
     for register in (lambda: app.task(function, name="named"), lambda: app.task(name="named")(function)):
         with pytest.raises(ConfigError, match=words):
             register()
-    assert not app.definitions
+    assert not app.definition().tasks
 
 
 def test_a_method_decorated_in_its_class_is_refused_and_one_without_self_is_not(app: App) -> None:
@@ -217,7 +216,7 @@ def test_a_method_decorated_in_its_class_is_refused_and_one_without_self_is_not(
             return to
 
     assert Right.send("a") == Right.receive("a") == "a"
-    assert set(app.definitions) == {"send", "receive"}
+    assert set(app.definition().tasks) == {"send", "receive"}
 
 
 def test_a_task_is_registered_once(app: App, tmp_path: Path) -> None:
@@ -300,7 +299,7 @@ def test_a_coroutine_that_nobody_awaited_is_named(app: App) -> None:
     app.task(wrapped(asynchronous), name="named")
     call = _prepared(app, "sync", (10,))
     value = call.function(*call.args, **call.kwargs)
-    caller = Caller(app, "sync", "w", 1000)
+    caller = Caller(app.definition().tasks, "sync", "w", 1000)
     report = caller.succeeded(_frame((10,)), value)
     assert report.kind == NOT_STORABLE
     assert "returned a coroutine that was not awaited" in report.words[0]
@@ -316,6 +315,6 @@ def _frame(args: tuple[Any, ...]) -> JobMessage:
 
 
 def _prepared(app: App, kind: Any, args: tuple[Any, ...]) -> Call:
-    definition: TaskDefinition = app.definitions["named"]
-    assert definition.is_async == (kind == "async")
-    return Caller(app, kind, "w", 1000).prepare(_frame(args))
+    tasks = app.definition().tasks
+    assert tasks["named"].is_async == (kind == "async")
+    return Caller(tasks, kind, "w", 1000).prepare(_frame(args))

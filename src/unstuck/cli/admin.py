@@ -88,7 +88,7 @@ SCOPES = ", ".join([*Scope, ALL])
 
 @command()
 def tokens(common: Context, ctx: typer.Context) -> None:
-    """List, create and revoke tokens of the web door."""
+    """List, create and revoke tokens of the HTTP server."""
     if ctx.invoked_subcommand is None:
         _list_tokens(common)
 
@@ -139,7 +139,7 @@ def _list_tokens(common: Context) -> None:
         common.show.json([views.token_view(token) for token in found])
         return
     if not found:
-        common.show.empty("No token has been made: the web door is open to this machine alone.")
+        common.show.empty("No token has been made: the HTTP server is open to this machine alone.")
         return
     columns = [Column("id"), Column("name", wide=True), Column("state"), Column("scopes"), Column("created")]
     columns += [Column("by", spare=True), Column("expires")]

@@ -49,10 +49,10 @@ def settings_of(target: str) -> Settings:
 
 
 def _answer(target: str) -> _Answer:
-    from unstuck.runner.loader import load_registry
+    from unstuck.runner.loader import load_app
 
     try:
-        return _Answer(settings=load_registry(target).manifest_settings().decode())
+        return _Answer(settings=load_app(target).settings.decode())
     except UnstuckError as error:
         return _Answer(error=str(error))
 

@@ -19,7 +19,7 @@ from unstuck.errors import ConfigError, LedgerUnavailable, UnknownName
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.open import open_ledger, ready_ledger
 from unstuck.ledger.sqlite.database import refuse_vanished
-from unstuck.runner.tasks import Registry
+from unstuck.runner.tasks import AppDefinition
 
 
 def open_existing(settings: Settings) -> Ledger:
@@ -99,30 +99,29 @@ class Context:
     def app_path(self) -> str | None:
         return self.app or os.environ.get("UNSTUCK_APP") or None
 
-    def registry(self) -> Registry | None:
+    def app_definition(self) -> AppDefinition | None:
         """Load the app that was named, if one was."""
         if self.app_path is None:
             return None
-        from unstuck.runner.loader import load_registry
+        from unstuck.runner.loader import load_app
 
         # What the app prints while it is imported must not mix with what the command prints.
         with redirect_stdout(sys.stderr):
-            registry = load_registry(self.app_path, self.url)
-        note = registry.ledger_note()
-        if note:
-            self.show.note(note)
-        return registry
+            app = load_app(self.app_path, self.url)
+        if app.note:
+            self.show.note(app.note)
+        return app
 
     def ledger_name(self) -> str:
         """Return the name of the ledger that this command looks at, for people."""
         return config.ledger_name(self.settings())
 
     def settings(self) -> Settings:
-        """Give the settings in force: of the app that was named, else of environment and files; `--url` wins."""
-        registry = self.registry()
-        if registry is None:
+        """Return the settings in force: of the app that was named, else of environment and files; `--url` wins."""
+        app = self.app_definition()
+        if app is None:
             return config.load({"url": self.url})
-        return config.restore(registry.manifest_settings())
+        return config.restore(app.settings)
 
     @contextmanager
     def operator(self) -> Iterator[Operator]:

@@ -22,7 +22,7 @@ from unstuck.domain.units import brief
 from unstuck.errors import ConfigError, NoWorkers, ResultTimeout, UnknownTask, exception_for
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import Enqueued, NewJob, Outcome
-from unstuck.runner.tasks import Registry
+from unstuck.runner.tasks import AppDefinition
 
 FIRST_LOOK_S = 0.01
 SLOWEST_LOOK_S = 0.2
@@ -77,12 +77,12 @@ def enqueue(
         "keep": keep,
     }
     options = _options({"queue": queue, "priority": priority, "delay": delay, "unique_key": unique_key, **order})
-    registry = common.registry()
+    app = common.app_definition()
     with common.ledger(migrate) as (ledger, settings):
         operator = Operator(ledger, settings, via="cli")
-        own_queue, policy = _known_task(registry, ledger, task)
+        own_queue, policy = _known_task(app, ledger, task)
         if queue is not None:
-            _check_queue(registry, ledger, queue, own_queue)
+            _check_queue(app, ledger, queue, own_queue)
         job = build_job(
             task=task,
             queue=own_queue,
@@ -144,26 +144,26 @@ def _options(values: dict[str, Any]) -> EnqueueOptions:
         raise UsageError(str(error)) from error
 
 
-def _known_task(registry: Registry | None, ledger: Ledger, name: str) -> tuple[str, Policy]:
+def _known_task(app: AppDefinition | None, ledger: Ledger, name: str) -> tuple[str, Policy]:
     """Find the queue and the policy of a task: in the app, else among those that workers wrote down."""
-    if registry is None:
+    if app is None:
         try:
             task = find_task(load_tasks(ledger), name)
         except UnknownTask as error:
             raise UnknownTask(f"{error} Or name the app with --app.") from None
         return task.queue, decode_policy(task.policy)
-    found = registry.definitions.get(name)
+    found = app.tasks.get(name)
     if found is not None:
         return found.queue, found.policy
-    known = list(registry.definitions)
+    known = list(app.tasks)
     listed = f" The app has: {', '.join(sorted(known)[:10])}." if known else ""
     raise UnknownTask(f"There is no task {name!r}.{did_you_mean(name, known)}{listed}")
 
 
-def _check_queue(registry: Registry | None, ledger: Ledger, queue: str, own: str) -> None:
+def _check_queue(app: AppDefinition | None, ledger: Ledger, queue: str, own: str) -> None:
     if queue == own:
         return
-    others = getattr(registry, "queues", ()) if registry is not None else [item.name for item in ledger.queues()]
+    others = app.queues if app is not None else [item.name for item in ledger.queues()]
     check_queue(queue, {own, *others})
 
 

@@ -85,10 +85,10 @@ def up(
     ] = 1,
     queues: Queues = None,
     concurrency: Concurrency = None,
-    dashboard: Annotated[bool, typer.Option("--dashboard", help="Serve the web door too (`unstuck serve`).")] = False,
-    host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Of the web door.")] = None,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Run the HTTP server too (`unstuck serve`).")] = False,
+    host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Address of the HTTP server.")] = None,
     port: Annotated[
-        int | None, typer.Option("--port", metavar="N", min=0, max=65535, help="Of the web door; default: 8642.")
+        int | None, typer.Option("--port", metavar="N", min=0, max=65535, help="Port of the HTTP server; 8642 if none.")
     ] = None,
     migrate: Migrate = True,
 ) -> None:
@@ -111,7 +111,7 @@ def up(
     arguments += ["--url", common.url] if common.url is not None else []
     arguments += ["--queues", ",".join(names)] if names else []
     arguments += ["--concurrency", str(concurrency)] if concurrency is not None else []
-    companions = [SupervisedDashboard("Web door", _web_door(common, path, host, port))] if dashboard else []
+    companions = [SupervisedDashboard("HTTP server", _serve_command(common, path, host, port))] if dashboard else []
     ledger = context.open_or_create(settings)
     try:
         # Longer than a worker's own grace: it ends by itself before anybody has to kill it.
@@ -169,8 +169,8 @@ def _one_round(show: Output, ledger: Ledger, recovery: Recovery) -> None:
         show.say("All is well: nothing to do.", "green")
 
 
-def _web_door(common: Context, path: str, host: str | None, port: int | None) -> list[str]:
-    """Give the command line of the web door; whether it can be run at all is found out before anything is started."""
+def _serve_command(common: Context, path: str, host: str | None, port: int | None) -> list[str]:
+    """Return the command line of the HTTP server, or raise ConfigError if it could not start."""
     check_http_installed()
     arguments = [sys.executable, "-m", "unstuck.cli.main", "serve", path]
     for option, value in (("--url", common.url), ("--host", host), ("--port", port)):
@@ -237,14 +237,14 @@ def serve(
 
     settings = common.settings()
     given: dict[str, Any] = {"host": host, "port": port}
-    web = replace(settings.web, **{name: value for name, value in given.items() if value is not None})
+    http = replace(settings.http, **{name: value for name, value in given.items() if value is not None})
     # What can never be sent is said before anything is served.
     usable_targets(settings.alerts)
     ledger = context.open_or_create(settings)
     try:
-        listener = server.listening_socket(web)
+        listener = server.listening_socket(http)
         try:
-            server.check_address(web, listener, ledger)
+            server.check_address(http, listener, ledger)
         except BaseException:
             listener.close()
             raise
@@ -258,11 +258,11 @@ def serve(
         sys.stdout.flush()
         log_ledger("The HTTP server", settings)
 
-    raise typer.Exit(server.serve(settings, web, listener, ready, processes))
+    raise typer.Exit(server.serve(settings, http, listener, ready, processes))
 
 
 def check_http_installed() -> None:
-    """Raise ConfigError, with the cure, where the packages of the web door are missing."""
+    """Raise ConfigError, with the cure, if packages of the HTTP server are missing."""
     if missing := _missing():
         raise ConfigError(f"{HTTP_INSTALL_HINT} Missing: {', '.join(missing)}.")
 

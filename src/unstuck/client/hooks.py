@@ -1,7 +1,7 @@
 """Register the tasks that follow the success, failure, crash or retry of another task."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 
@@ -57,11 +57,6 @@ def resolve(names: HookNames, tasks: "Mapping[str, Task[Any, Any]]", owner: str)
     return {kind: [_followed(name, tasks, f"{owner}: after_{kind}") for name in some] for kind, some in names.items()}
 
 
-def known(names: HookNames, tasks: Iterable[str]) -> bool:
-    """Say whether every task that is named is there yet."""
-    return {name for some in names.values() for name in some} <= set(tasks)
-
-
 def _followed(name: str, tasks: "Mapping[str, Task[Any, Any]]", what: str) -> dict[str, Any]:
     task = tasks.get(name)
     if task is None:
@@ -92,59 +87,39 @@ def hook_spec(job: NewJob) -> dict[str, Any]:
     return spec
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Follower = Task[Any, Any] | str | Sequence[Task[Any, Any] | str] | None
 """A task of the app or its name, or several of them."""
 
 
 class HookRegistry:
-    """Knows what follows the jobs of every task of an app."""
+    """Keep the hooks of an app, and the policies of its tasks with their own hooks and the app's."""
 
-    _definitions: dict[str, TaskDefinition]
-    _tasks: dict[str, Task[Any, Any]]
-
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._hooks: HookNames = names_of(settings, "App")
+    def __init__(self, tasks: Mapping[str, Task[Any, Any]], settings: Mapping[str, Any]) -> None:
+        self._tasks = tasks
+        self._names: HookNames = names_of(settings, "App")
         self._policies: dict[str, Policy] = {}
 
-    def after_success(self, task: Task[P, R]) -> Task[P, R]:
-        """Have a task follow every job of this app that succeeds: `@app.after_success` above `@app.task`."""
-        self._follow("success", task)
-        return task
+    def add(self, kind: str, task: Task[Any, Any]) -> None:
+        """Have a task follow every job of the app that ends in this way."""
+        self._names = merge(self._names, names_of({f"after_{kind}": task}, "App"))
+        self.forget_policies()
 
-    def after_failure(self, task: Task[P, R]) -> Task[P, R]:
-        """Have a task follow every job that failed for good, or was quarantined."""
-        self._follow("failure", task)
-        return task
-
-    def after_crash(self, task: Task[P, R]) -> Task[P, R]:
-        """Have a task follow every attempt that ended by the death of its process."""
-        self._follow("crash", task)
-        return task
-
-    def after_retry(self, task: Task[P, R]) -> Task[P, R]:
-        """Have a task follow every attempt that went wrong and is tried again."""
-        self._follow("retry", task)
-        return task
-
-    def _follow(self, kind: str, task: Task[Any, Any]) -> None:
-        self._hooks = merge(self._hooks, names_of({f"after_{kind}": task}, "App"))
+    def forget_policies(self) -> None:
+        """Compute every policy again when it is next asked for: a task or a hook was registered."""
         self._policies.clear()
 
-    def _hooks_of(self, definition: TaskDefinition) -> HookNames:
-        # What follows others is followed by nothing of the app's: a broken one would call itself for ever.
-        followers = {name for some in self._hooks.values() for name in some}
-        return merge({**definition.hooks}, {} if definition.name in followers else self._hooks)
-
-    def _policy_of(self, name: str, *, strict: bool = True) -> Policy:
-        """Give the policy of a task with what follows its ends; raises for a follower that there is not."""
+    def policy_of(self, name: str) -> Policy:
+        """Return the policy of a task with all its hooks, or raise ConfigError if one of these is not a task."""
         found = self._policies.get(name)
         if found is None:
-            definition = self._definitions[name]
-            hooks = self._hooks_of(definition)
-            if not strict and not known(hooks, self._tasks):
-                return definition.policy
-            resolved = resolve(hooks, self._tasks, f"Task {name!r}")
-            found = self._policies[name] = msgspec.structs.replace(definition.policy, hooks=resolved)
+            definition = self._tasks[name].definition
+            found = definition.policy
+            if hooks := resolve(self._names_of(definition), self._tasks, f"Task {name!r}"):
+                found = msgspec.structs.replace(found, hooks=hooks)
+            self._policies[name] = found
         return found
+
+    def _names_of(self, definition: TaskDefinition) -> HookNames:
+        # The app's hooks do not follow each other: a broken one would call itself for ever.
+        followers = {name for some in self._names.values() for name in some}
+        return merge({**definition.hooks}, {} if definition.name in followers else self._names)

@@ -1,12 +1,12 @@
 """Check what an app or an operator says about a schedule, and turn it into its definition."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
-from typing import Any, ParamSpec, TypeVar, Unpack, get_args, overload
+from typing import Any, get_args
 
 import msgspec
 
-from unstuck.client.enqueue import OPTION_NAMES, EnqueueOptionsDict, check_no_refuse, refuse_task_settings
+from unstuck.client.enqueue import OPTION_NAMES, check_no_refuse, refuse_task_settings
 from unstuck.client.task import Task
 from unstuck.domain.schedules import CatchUp, ScheduleDefinition, checked_timing
 from unstuck.domain.text import check_names, checked_name
@@ -14,10 +14,10 @@ from unstuck.domain.units import Duration, seconds
 from unstuck.errors import ConfigError, PayloadError, WrongArguments
 from unstuck.ledger.contract.jobs import NewJob
 from unstuck.ledger.contract.schedules import pack_job
-from unstuck.runner.tasks import TaskDefinition
 
 NOT_HERE = ("delay", "run_at", "connection")
 DEFAULT_CATCH_UP: CatchUp = "latest"
+_SCHEDULE_SETTINGS = ("cron", "every", "tz", "catch_up", "name", "args", "kwargs")
 
 
 def define_schedule(
@@ -33,9 +33,9 @@ def define_schedule(
     options: Mapping[str, Any],
     hooks: bool = True,
 ) -> ScheduleDefinition:
-    """Give the definition of a schedule of a task, or raise ConfigError with what to write instead.
+    """Return the definition of a schedule of a task, or raise ConfigError with what to write instead.
 
-    Without `hooks` for a first look: the tasks that follow may be registered later."""
+    `hooks=False` is for a first check: the tasks that follow may be registered later."""
     name = checked_name(task.name if name is None else name, "Schedule")
     owner = f"Schedule {name!r}"
     for option in NOT_HERE:
@@ -52,7 +52,7 @@ def define_schedule(
 def definition_of(
     name: str, job: NewJob, cron: str | None, every: Duration | None, tz: str, catch_up: CatchUp
 ) -> ScheduleDefinition:
-    """Put a job and its times together, for doors that have no app."""
+    """Return the definition of a schedule of this job, for callers that have no app."""
     owner = f"Schedule {checked_name(name, 'Schedule')!r}"
     if catch_up not in get_args(CatchUp):
         raise ConfigError(f"{owner}: catch_up must be 'skip', 'latest' or 'all', not {catch_up!r}.")
@@ -63,100 +63,56 @@ def definition_of(
     return ScheduleDefinition(name, job.task, job.queue, timing, pack_job(job), catch_up)
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-_SCHEDULE_SETTINGS = ("cron", "every", "tz", "catch_up", "name", "args", "kwargs")
-
-
 class ScheduleRegistry:
-    """Knows the schedules of an app."""
+    """Keep the schedules of an app."""
 
-    _definitions: dict[str, TaskDefinition]
+    def __init__(self, tasks: Container[str]) -> None:
+        self._tasks = tasks
+        self._plans: dict[str, Callable[..., ScheduleDefinition]] = {}
 
-    def __init__(self) -> None:
-        self._schedules: dict[str, Callable[..., ScheduleDefinition]] = {}
-
-    @overload
-    def schedule(
+    def add(
         self,
-        cron: str | None = None,
-        /,
+        task: Task[Any, Any],
         *,
-        every: Duration | None = None,
-        tz: str = "UTC",
-        catch_up: CatchUp = DEFAULT_CATCH_UP,
-        name: str | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[EnqueueOptionsDict],
-    ) -> Callable[[Task[P, R]], Task[P, R]]: ...
-
-    @overload
-    def schedule(
-        self,
-        task: Task[P, R],
-        /,
-        *,
-        cron: str | None = None,
-        every: Duration | None = None,
-        tz: str = "UTC",
-        catch_up: CatchUp = DEFAULT_CATCH_UP,
-        name: str | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[EnqueueOptionsDict],
-    ) -> Task[P, R]: ...
-
-    def schedule(
-        self,
-        target: Any = None,
-        /,
-        *,
-        cron: str | None = None,
-        every: Duration | None = None,
-        tz: str = "UTC",
-        catch_up: CatchUp = DEFAULT_CATCH_UP,
-        name: str | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> Any:
-        """Enqueue a task again and again: `@app.schedule("*/5 * * * *", tz="Europe/Berlin")` above `@app.task`, or
-        `app.schedule(task, every="30s", args=[…])`. The workers keep the clock; nothing else needs to run."""
-        check_names(
-            refuse_task_settings(options, OPTION_NAMES), (*_SCHEDULE_SETTINGS, *OPTION_NAMES), "schedule setting"
+        name: str | None,
+        cron: str | None,
+        every: Duration | None,
+        tz: str,
+        catch_up: CatchUp,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> None:
+        """Add a schedule of a task, or raise ConfigError with what to write instead."""
+        if not isinstance(task, Task):
+            raise ConfigError(f"app.schedule wants a task, not {task!r:.80}. Write it above @app.task.")
+        plan = partial(
+            define_schedule,
+            task,
+            name=name,
+            cron=cron,
+            every=every,
+            tz=tz,
+            catch_up=catch_up,
+            args=args,
+            kwargs=kwargs,
+            options=options,
         )
-
-        def add(task: Any) -> Any:
-            if not isinstance(task, Task):
-                raise ConfigError(f"app.schedule wants a task, not {task!r:.80}. Write it above @app.task.")
-            plan = partial(
-                define_schedule,
-                task,
-                name=name,
-                cron=target if isinstance(target, str) else cron,
-                every=every,
-                tz=tz,
-                catch_up=catch_up,
-                args=args,
-                kwargs=kwargs or {},
-                options=options,
+        defined = plan(hooks=False)
+        if defined.task not in self._tasks:
+            raise ConfigError(
+                f"Schedule {defined.name!r} is of a task of another app. Register the function with this app."
             )
-            defined = plan(hooks=False)
-            if defined.task not in self._definitions:
-                raise ConfigError(
-                    f"Schedule {defined.name!r} is of a task of another app. Register the function with this app."
-                )
-            if defined.name in self._schedules:
-                raise ConfigError(f"There are two schedules named {defined.name!r} in this app. Give one name=….")
-            self._schedules[defined.name] = plan
-            return task
+        if defined.name in self._plans:
+            raise ConfigError(f"There are two schedules named {defined.name!r} in this app. Give one name=….")
+        self._plans[defined.name] = plan
 
-        if isinstance(target, str) and cron is not None:
-            raise ConfigError("Give the cron expression once: as the first argument or as cron=….")
-        return add if target is None or isinstance(target, str) else add(target)
+    def definitions(self) -> tuple[ScheduleDefinition, ...]:
+        """Return every schedule, with the hooks that are registered by now."""
+        return tuple(plan() for plan in self._plans.values())
 
-    @property
-    def schedule_definitions(self) -> Mapping[str, ScheduleDefinition]:
-        """What this app wants enqueued again and again."""
-        return {name: plan() for name, plan in self._schedules.items()}
+
+def check_schedule_settings(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a setting that no schedule has, with the one that was probably meant."""
+    known = (*_SCHEDULE_SETTINGS, *OPTION_NAMES)
+    check_names(refuse_task_settings(options, OPTION_NAMES), known, "schedule setting")

@@ -1,16 +1,22 @@
 """Read the settings of a task: `@app.task(queue=…, retry=…, on_crash=…, …)`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict
 
+import msgspec
+
 from unstuck.client.enqueue import OPTION_NAMES
-from unstuck.client.hooks import Follower
-from unstuck.domain.limits import KeyFunction, KeyRule
-from unstuck.domain.policy import TASK_SETTINGS, OnCrash, Overlap, Policy
+from unstuck.client.hooks import Follower, names_of
+from unstuck.client.task_function import read_function, shown
+from unstuck.config import DEFAULT_QUEUE, Settings
+from unstuck.domain.limits import KeyFunction, KeyRule, read_key_rule
+from unstuck.domain.policy import TASK_SETTINGS, OnCrash, Overlap, Policy, check_policy
+from unstuck.domain.redaction import Redactor
 from unstuck.domain.retry import Retry, RetryRule
-from unstuck.domain.text import check_names
+from unstuck.domain.text import check_names, checked_name
 from unstuck.domain.units import Duration, Size, seconds, size_bytes
 from unstuck.errors import ConfigError
+from unstuck.runner.tasks import TaskDefinition
 
 
 class GivenTaskSettings(TypedDict, total=False):
@@ -45,6 +51,40 @@ def check_task_settings(given: Iterable[str]) -> None:
         if name in OPTION_NAMES and name not in TASK_SETTINGS:
             raise ConfigError(f"{name!r} is an option of an enqueue, not of a task. Give it to task.options({name}=…).")
     check_names(given, TASK_SETTINGS, "task setting")
+
+
+def define_task(given: Callable[..., Any], values: Mapping[str, Any], settings: Settings) -> TaskDefinition:
+    """Return the task that a function and its checked settings make in an app with these settings."""
+    found = read_function(given)
+    name = values.get("name")
+    if name is None and found.name is None:
+        raise ConfigError(f"{shown(given)} has no name that a job could be found by. Give it name=….")
+    name = checked_name(found.name if name is None else name, "Task")
+    places, rest = Redactor(settings.http.redact).places(found.parameters)
+    policy = msgspec.structs.replace(
+        policy_of(values, read_key_rule(name, values, found.defaults)),
+        hidden_args=places,
+        hidden_args_from=rest,
+    )
+    recovery = settings.recovery
+    check_policy(
+        name,
+        policy,
+        app_interval_s=recovery.heartbeat_interval_s,
+        app_timeout_s=recovery.running_stale_after_s,
+        pulse_interval_s=recovery.runner_heartbeat_interval_s,
+        is_async=found.is_async,
+    )
+    return TaskDefinition(
+        name=name,
+        queue=checked_name(values.get("queue", DEFAULT_QUEUE), "Queue"),
+        function=found.function,
+        is_async=found.is_async,
+        context_parameter=found.context_parameter,
+        policy=policy,
+        concurrency_key=values["concurrency_key"] if policy.order.computed else None,
+        hooks=names_of(values, f"Task {name!r}"),
+    )
 
 
 def policy_of(settings: Mapping[str, Any], order: KeyRule) -> Policy:

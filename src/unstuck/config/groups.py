@@ -179,15 +179,15 @@ class HttpSettings:
 
     def __post_init__(self) -> None:
         if not isinstance(self.host, str) or not self.host:
-            raise ConfigError(f"web host must be an address, not {self.host!r}.")
+            raise ConfigError(f"http host must be an address, not {self.host!r}.")
         if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 <= self.port <= 65535:
-            raise ConfigError(f"web port must be 0 to 65535, not {self.port!r}.")
+            raise ConfigError(f"http port must be 0 to 65535, not {self.port!r}.")
         object.__setattr__(self, "allowed_hosts", _names(self.allowed_hosts))
         object.__setattr__(self, "redact", _names(self.redact))
         if self.token is not None:
             _check_token(self.token)
         if not isinstance(self.secure_cookies, bool):
-            raise ConfigError(f"web secure_cookies must be true or false, not {self.secure_cookies!r}.")
+            raise ConfigError(f"http secure_cookies must be true or false, not {self.secure_cookies!r}.")
         for name, least in (
             ("max_body_bytes", 1024),
             ("requests_per_second", 0),
@@ -196,34 +196,34 @@ class HttpSettings:
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"web {name} must be a whole number of at least {least}, not {value!r}.")
+                raise ConfigError(f"http {name} must be a whole number of at least {least}, not {value!r}.")
         if not isinstance(self.reap, bool):
-            raise ConfigError(f"web reap must be true or false, not {self.reap!r}.")
+            raise ConfigError(f"http reap must be true or false, not {self.reap!r}.")
         for name in ("head_timeout", "body_timeout", "unread_timeout"):
             value = getattr(self, name)
-            if not LEAST_CLIENT_TIMEOUT_S <= seconds(value, f"web {name}") <= MAX_CLIENT_TIMEOUT_S:
-                raise ConfigError(f"web {name} must be between 100ms and 1h, not {value!r}.")
-        check_heartbeat("Web", self.heartbeat_interval_s, self.heartbeat_timeout_s)
+            if not LEAST_CLIENT_TIMEOUT_S <= seconds(value, f"http {name}") <= MAX_CLIENT_TIMEOUT_S:
+                raise ConfigError(f"http {name} must be between 100ms and 1h, not {value!r}.")
+        check_heartbeat("HTTP", self.heartbeat_interval_s, self.heartbeat_timeout_s)
 
     @property
     def heartbeat_interval_s(self) -> float:
-        return seconds(self.heartbeat_interval, "web heartbeat_interval")
+        return seconds(self.heartbeat_interval, "http heartbeat_interval")
 
     @property
     def heartbeat_timeout_s(self) -> float:
-        return seconds(self.heartbeat_timeout, "web heartbeat_timeout")
+        return seconds(self.heartbeat_timeout, "http heartbeat_timeout")
 
     @property
     def head_timeout_s(self) -> float:
-        return seconds(self.head_timeout, "web head_timeout")
+        return seconds(self.head_timeout, "http head_timeout")
 
     @property
     def body_timeout_s(self) -> float:
-        return seconds(self.body_timeout, "web body_timeout")
+        return seconds(self.body_timeout, "http body_timeout")
 
     @property
     def unread_timeout_s(self) -> float:
-        return seconds(self.unread_timeout, "web unread_timeout")
+        return seconds(self.unread_timeout, "http unread_timeout")
 
 
 def _check_token(token: str) -> None:
@@ -231,7 +231,7 @@ def _check_token(token: str) -> None:
     if not plain or not LEAST_GIVEN_CHARS <= len(token) <= MAX_TOKEN_CHARS:
         # Never say what it is: this ends up in logs.
         raise ConfigError(
-            f"web token must be {LEAST_GIVEN_CHARS} to {MAX_TOKEN_CHARS} plain characters without spaces. "
+            f"http token must be {LEAST_GIVEN_CHARS} to {MAX_TOKEN_CHARS} plain characters without spaces. "
             "Make one with `openssl rand -hex 32`."
         )
 

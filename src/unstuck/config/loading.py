@@ -21,6 +21,9 @@ from unstuck.config.urls import public_url
 from unstuck.domain.text import MAX_NAME_CHARS, check_names, did_you_mean
 from unstuck.errors import ConfigError
 
+FORMER_GROUPS = {"web": "http"}
+"""Groups by a name that they had before: what is set under it is refused, since a token or a limit that nothing reads
+would not be missed."""
 SETTING_NAMES = tuple(item.name for item in fields(Settings))
 RECOVERY_NAMES = tuple(item.name for item in fields(Recovery))
 
@@ -29,6 +32,7 @@ def check_setting_names(given: Collection[str], others: Collection[str] = ()) ->
     """Raise ConfigError for the first name that is not a setting of an app, with the one that was probably meant."""
     known = (*SETTING_NAMES, *others)
     for name in given:
+        _refuse_former_group(name)
         meant = get_close_matches(name[:MAX_NAME_CHARS], (*known, *RECOVERY_NAMES), n=1)
         if meant and meant[0] in RECOVERY_NAMES:
             raise ConfigError(f"There is no setting {name!r}. Did you mean recovery=Recovery({meant[0]}=…)?")
@@ -80,6 +84,7 @@ def build(values: Mapping[str, Any]) -> Settings:
     ready: Recovery | None = None
     rest: dict[str, Any] = {}
     for name, value in values.items():
+        _refuse_former_group(name)
         if name == "recovery" and isinstance(value, Recovery):
             ready = value
         elif name == "recovery" and isinstance(value, Mapping):
@@ -127,6 +132,19 @@ def _known(values: Mapping[str, Any], known: set[str], what: str) -> dict[str, A
         if name not in known:
             raise ConfigError(f"There is no {what} {name!r}.{did_you_mean(name, known)}")
     return dict(values)
+
+
+def _refuse_former_group(name: str) -> None:
+    if name in FORMER_GROUPS:
+        raise ConfigError(f"There is no setting {name!r}. Did you mean {FORMER_GROUPS[name]!r}?")
+
+
+def _refuse_former_variable(variable: str, name: str, known: Collection[str]) -> None:
+    group, _, inner = name.partition("_")
+    if group in FORMER_GROUPS:
+        meant = f"{FORMER_GROUPS[group]}_{inner}"[:MAX_NAME_CHARS]
+        for close in get_close_matches(meant, known, n=1, cutoff=ALMOST_THE_SAME):
+            raise ConfigError(f"There is no setting {variable}. Did you mean UNSTUCK_{close.upper()}?")
 
 
 def _from_file(directory: Path) -> dict[str, Any]:
@@ -193,6 +211,7 @@ def _from_environment() -> dict[str, Any]:
             continue
         name = variable.removeprefix("UNSTUCK_").lower()
         if name not in known:
+            _refuse_former_variable(variable, name, known)
             # Variables of other tools or later versions must not stop a worker.
             continue
         value = _typed(known[name], variable, text)

@@ -15,7 +15,7 @@ DEFAULT_URL = "sqlite:///unstuck.db"
 DEFAULT_QUEUE = "default"
 LEAST_PROCESSES = 20
 """A runner needs some threads of its own."""
-GROUPS: dict[str, type] = {"web": HttpSettings, "alerts": Alerts, "mdp": MdpSettings}
+GROUPS: dict[str, type] = {"http": HttpSettings, "alerts": Alerts, "mdp": MdpSettings}
 """Settings with a table of their own in a file, and a prefix of their own in the environment."""
 NO_WORKERS = ("warn", "error", "ignore")
 
@@ -54,7 +54,7 @@ class Settings:
     """What one runner and all that its jobs start may be together; 0 means no limit."""
     no_workers: str = "warn"
     """What an enqueue does when nobody would take the job: "warn", "error" (it is stored all the same) or "ignore"."""
-    web: HttpSettings = field(default_factory=HttpSettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
     alerts: Alerts = field(default_factory=Alerts)
     mdp: MdpSettings = field(default_factory=MdpSettings)
 
@@ -134,6 +134,6 @@ class GivenSettings(TypedDict, total=False):
     recycle_over_memory_bytes: int
     max_processes: int
     no_workers: str
-    web: HttpSettings
+    http: HttpSettings
     alerts: Alerts
     mdp: MdpSettings

@@ -32,7 +32,7 @@ class DemoDashboard:
     def __enter__(self) -> Self:
         if self._wanted:
             # Nobody is woken at night because a demo killed its workers: no alerts, no settings but the ledger.
-            others = ("UNSTUCK_WEB_", "UNSTUCK_ALERTS_")
+            others = ("UNSTUCK_HTTP_", "UNSTUCK_ALERTS_")
             kept = {name: text for name, text in os.environ.items() if not name.startswith(others)}
             with (self._folder / "serve.log").open("wb") as log:
                 self._process = subprocess.Popen(

@@ -74,7 +74,7 @@ class Killer:
         self._next: Kind = "runner"
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._prowl, name="demo-killer", daemon=True)
-        self._async = {name for name, task in app.definitions.items() if task.is_async}
+        self._async = {name for name, task in app.definition().tasks.items() if task.is_async}
 
     def start(self) -> None:
         if self._every_s > 0:

@@ -1,6 +1,6 @@
-"""The web door: an API for workers and clients in any language, a live page for people, metrics.
+"""The HTTP server: an API for workers and clients in any language, the dashboard, metrics.
 
-`create_app` gives an ASGI app to mount into another; `unstuck serve` runs it by itself.
+`create_app` returns an ASGI app to mount into another; `unstuck serve` runs it by itself.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,20 +12,19 @@ if TYPE_CHECKING:
 
     from unstuck.app import App
 
-HTTP_INSTALL_HINT = "The web door needs more packages: pip install 'unstuck[http]'."
+HTTP_INSTALL_HINT = "The HTTP server needs more packages: pip install 'unstuck[http]'."
 
 
-def create_app(app: "App | str | None" = None, *, open: bool = False, **web: Any) -> "FastAPI":
-    """Give the web door of an app, or of the ledger that a URL or the settings name, as an ASGI app.
+def create_app(app: "App | str | None" = None, *, open: bool = False, **http: Any) -> "FastAPI":
+    """Return an ASGI app for the ledger of an app, of a URL, or of the settings.
 
-    `web` are settings of the HTTP API (see `unstuck.config.HttpSettings`): name in `allowed_hosts` under what it will
-    be asked for.
-    It cannot know who can reach it, so it asks everybody for a token. With `open` it asks nobody, for as long as no
-    token was ever made: only for an app that asks for itself."""
+    `http` are settings of the HTTP server (see `unstuck.config.HttpSettings`): list in `allowed_hosts` the names that
+    clients use. It cannot know who can reach it, so every request needs a token. With `open`, none does until the first
+    token is created: only for an app that authenticates its users itself."""
     try:
         from unstuck.http.app import create_app
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("unstuck"):
             raise
         raise ConfigError(f"{HTTP_INSTALL_HINT} ({error})") from error
-    return create_app(app, open=open, **web)
+    return create_app(app, open=open, **http)

@@ -37,20 +37,20 @@ BY = "web"
 """The name of this reaper in verdicts."""
 
 
-def create_app(app: App | str | None = None, *, open: bool = False, **web: Any) -> FastAPI:
+def create_app(app: App | str | None = None, *, open: bool = False, **http: Any) -> FastAPI:
     """Return the ASGI app of the HTTP API. Nothing is connected before its start or, if it is mounted, its first
     request: an app that is mounted into another is not told of the start."""
     settings = app.settings if isinstance(app, App) else config.load({"url": app})
-    http_settings = replace(settings.web, **web)
+    http_settings = replace(settings.http, **http)
     web_app = build_app(settings, http_settings, mounted(http_settings, open=open))
     web_app.add_middleware(Carried, begin=partial(keep_watch, web_app), farewell=partial(say_goodbye, web_app))
     return web_app
 
 
-def build_app(settings: Settings, web: HttpSettings, exposure: Exposure, member: Member | None = None) -> FastAPI:
+def build_app(settings: Settings, http: HttpSettings, exposure: Exposure, member: Member | None = None) -> FastAPI:
     """Return the door of one process; of several that share a socket only the first watches and sends alerts."""
     member = member or Member()
-    web = replace(web, reap=web.reap and member.leads)
+    http = replace(http, reap=http.reap and member.leads)
     web_app = FastAPI(
         title="Unstuck",
         version=VERSION,
@@ -62,9 +62,9 @@ def build_app(settings: Settings, web: HttpSettings, exposure: Exposure, member:
         # The page and its answers are ours; FastAPI's own slash redirects would leave the guard's path rules.
         redirect_slashes=False,
     )
-    web_app.state.services = Services(ClientRuntime(settings), web)
+    web_app.state.services = Services(ClientRuntime(settings), http)
     web_app.state.worker_service = WorkerService(web_app.state.services)
-    web_app.state.reaper = _reaper_of(settings, web_app.state.worker_service) if web.reap else None
+    web_app.state.reaper = _reaper_of(settings, web_app.state.worker_service) if http.reap else None
     web_app.state.leaving = False
     web_app.state.member = member
     explain_errors(web_app)
@@ -84,7 +84,7 @@ def _reaper_of(settings: Settings, service: WorkerService) -> BackgroundReaper:
 
 
 def keep_watch(web_app: FastAPI) -> None:
-    """Begin to look for dead workers, unless `web.reap` is off; never blocks."""
+    """Begin to look for dead workers, unless `http.reap` is off; never blocks."""
     reaper: BackgroundReaper | None = web_app.state.reaper
     if reaper is not None:
         reaper.start()
@@ -130,7 +130,7 @@ def say_goodbye(web_app: FastAPI) -> None:
 def add_auth(web_app: FastAPI, exposure: Exposure, routers: Iterable[APIRouter], member: Member) -> None:
     services: Services = web_app.state.services
     # The ledger is opened by the first who needs it, in a thread.
-    web_app.state.tokens = TokenCache(lambda: services.ledger.api_tokens(), services.web.token)
+    web_app.state.tokens = TokenCache(lambda: services.ledger.api_tokens(), services.http.token)
     web_app.state.mistakes = RateLimiter(login.MISTAKES_PER_S, login.MISTAKES_AT_ONCE, shared=member.group.mistakes)
     web_app.include_router(login.router, include_in_schema=False)
     routes = KnownRoutes([*routers, login.router])

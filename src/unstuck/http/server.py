@@ -263,9 +263,9 @@ KEEP_ALIVE_S = 65
 """Longer than foreign workers are quiet between two beats, so that they need no new connection for each."""
 
 
-def listening_socket(web: HttpSettings) -> socket.socket:
+def listening_socket(http: HttpSettings) -> socket.socket:
     """Take the address before anything else is started: one that is taken is a clear error."""
-    family = socket.AF_INET6 if ":" in web.host else socket.AF_INET
+    family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
     # The protocol is named: only for a socket that says TCP asyncio switches Nagle's algorithm off, with which the body
     # of every answer would wait 40 ms for the client to confirm its head.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -273,21 +273,21 @@ def listening_socket(web: HttpSettings) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             # Every connection takes this over. Whoever does not read keeps an answer in memory for as long.
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(web.unread_timeout_s * 1000))
-        listener.bind((web.host, web.port))
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(http.unread_timeout_s * 1000))
+        listener.bind((http.host, http.port))
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         cure = "Choose another with --port (0: any free one)."
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
             cure = "Give --host an address of this machine: 127.0.0.1, or 0.0.0.0 for all that it has."
-        raise ConfigError(f"Cannot listen on {web.host} port {web.port}: {error.strerror}. {cure}") from error
+        raise ConfigError(f"Cannot listen on {http.host} port {http.port}: {error.strerror}. {cure}") from error
     return listener
 
 
-def check_address(web: HttpSettings, listener: socket.socket, ledger: Ledger) -> None:
+def check_address(http: HttpSettings, listener: socket.socket, ledger: Ledger) -> None:
     """Refuse to serve others than this machine before there is a token."""
-    check_token_exists(web, listener.getsockname()[0], ledger)
+    check_token_exists(http, listener.getsockname()[0], ledger)
 
 
 def url_of(listener: socket.socket) -> str:
@@ -324,16 +324,16 @@ def _end_now() -> None:
 
 
 def serve(
-    settings: Settings, web: HttpSettings, listener: socket.socket, ready: Callable[[str], None], processes: int = 1
+    settings: Settings, http: HttpSettings, listener: socket.socket, ready: Callable[[str], None], processes: int = 1
 ) -> int:
     """Serve until a signal ends it, and return the exit code; `ready` is told the address."""
     if processes == 1:
         ready(url_of(listener))
-        _serve_here(settings, web, listener, Member())
+        _serve_here(settings, http, listener, Member())
         return 0
     check_processes(settings)
     ready(url_of(listener))
-    return Processes(ServerGroup(processes), partial(_serve_here, settings, web, listener)).run()
+    return Processes(ServerGroup(processes), partial(_serve_here, settings, http, listener)).run()
 
 
 def check_processes(settings: Settings) -> None:
@@ -346,9 +346,9 @@ def check_processes(settings: Settings) -> None:
         )
 
 
-def _serve_here(settings: Settings, web: HttpSettings, listener: socket.socket, member: Member) -> None:
+def _serve_here(settings: Settings, http: HttpSettings, listener: socket.socket, member: Member) -> None:
     """Serve from this process."""
-    web_app = build_app(settings, web, listening(web, listener.getsockname()[0]), member)
+    web_app = build_app(settings, http, listening(http, listener.getsockname()[0]), member)
     server = PoliteServer(
         lambda: say_goodbye(web_app),
         uvicorn.Config(
@@ -360,7 +360,7 @@ def _serve_here(settings: Settings, web: HttpSettings, listener: socket.socket, 
             timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,
             # Uvicorn only calls it.
-            http=cast("type[asyncio.Protocol]", partial(PatientProtocol, head_timeout_s=web.head_timeout_s)),
+            http=cast("type[asyncio.Protocol]", partial(PatientProtocol, head_timeout_s=http.head_timeout_s)),
             # Whoever stands in front may say what it likes about whom it speaks for: we believe nobody.
             proxy_headers=False,
         ),

@@ -1,4 +1,4 @@
-"""What every handler of the web door stands on: the ledger, the settings, and verbs in the caller's name."""
+"""What every handler of the HTTP server stands on: the ledger, the settings, and verbs in the caller's name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Services:
     runtime: ClientRuntime
-    web: HttpSettings
+    http: HttpSettings
     meter: Meter = field(default_factory=Meter)
 
     @property

@@ -57,9 +57,9 @@ class RemoteWorker:
 class Registry:
     """Remembers who sits where, so that a beat is one call to the ledger. What is dead is found out by beating."""
 
-    def __init__(self, settings: Settings, web: HttpSettings) -> None:
+    def __init__(self, settings: Settings, http: HttpSettings) -> None:
         self._settings = settings
-        self._web = web
+        self._http = http
         self._lock = threading.Lock()
         self._known: OrderedDict[str, RemoteWorker] = OrderedDict()
         self._by_name: dict[str, str] = {}
@@ -245,15 +245,15 @@ class Registry:
         )
 
     def _heartbeat(self, body: RegisterBody) -> tuple[float, float]:
-        most_s = self._web.heartbeat_timeout_s
+        most_s = self._http.heartbeat_timeout_s
         timeout_s = most_s if body.heartbeat_timeout is None else seconds(body.heartbeat_timeout, "heartbeat_timeout")
-        interval_s = min(self._web.heartbeat_interval_s, timeout_s / BEATS_PER_TIMEOUT)
+        interval_s = min(self._http.heartbeat_interval_s, timeout_s / BEATS_PER_TIMEOUT)
         if body.heartbeat_interval is not None:
             interval_s = seconds(body.heartbeat_interval, "heartbeat_interval")
         if not LEAST_TIMEOUT_S <= timeout_s <= most_s:
             raise ConfigError(
                 f"heartbeat_timeout must be {LEAST_TIMEOUT_S:g}s to {most_s:g}s, not {timeout_s:g}s: a worker may ask "
-                "for less than heartbeat_timeout of the [web] settings, not for more."
+                "for less than heartbeat_timeout of the [http] settings, not for more."
             )
         check_heartbeat("Worker", interval_s, timeout_s)
         return interval_s, timeout_s

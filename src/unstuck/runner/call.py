@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from unstuck.errors import PayloadError
 from unstuck.runner.context import Context
 from unstuck.runner.journal import Journals
 from unstuck.runner.messages import CANCELLED, NOT_STORABLE, RAISED, SUCCEEDED, SUSPENDED, JobMessage, Kind, Report
-from unstuck.runner.tasks import Registry, TaskDefinition
+from unstuck.runner.tasks import TaskDefinition
 from unstuck.tracing import AttemptSpan, attempt_span, is_used
 
 _ROOM = str(Path(__file__).parent)
@@ -114,12 +114,17 @@ class _Callee:
 
 
 class Caller:
-    """Knows the app's tasks and the limits of this runner."""
+    """Turn job messages into calls of the app's tasks, within the limits of this runner."""
 
     def __init__(
-        self, registry: Registry, kind: Kind, worker_id: str, max_payload_bytes: int, journals: Journals | None = None
+        self,
+        tasks: Mapping[str, TaskDefinition],
+        kind: Kind,
+        worker_id: str,
+        max_payload_bytes: int,
+        journals: Journals | None = None,
     ) -> None:
-        self._definitions = registry.definitions
+        self._tasks = tasks
         self._kind = kind
         self._worker_id = worker_id
         self._limit_bytes = max_payload_bytes
@@ -211,10 +216,10 @@ class Caller:
         return Arguments(kwargs=named)
 
     def _find(self, task: str) -> _Callee:
-        definition = self._definitions.get(task)
+        definition = self._tasks.get(task)
         if definition is None:
             raise CannotCall(
-                f"This app has no task {task!r}.{did_you_mean(task, self._definitions)} Deploy the code that has it, "
+                f"This app has no task {task!r}.{did_you_mean(task, self._tasks)} Deploy the code that has it, "
                 "or cancel the job."
             )
         if definition.is_async != (self._kind == "async"):

@@ -21,12 +21,12 @@ from unstuck.runner.async_loop import AsyncLoop
 from unstuck.runner.call import Caller
 from unstuck.runner.cgroups import RunnerCgroup
 from unstuck.runner.journal import Journals
-from unstuck.runner.loader import load_registry
+from unstuck.runner.loader import load_app
 from unstuck.runner.messages import Kind, Limits
 from unstuck.runner.monitor import JobSignals, JournalChannel, start_pulse
 from unstuck.runner.status_page import StatusPage
 from unstuck.runner.sync_loop import SyncLoop
-from unstuck.runner.tasks import Registry
+from unstuck.runner.tasks import AppDefinition
 
 EXIT_BROKEN = 70
 EXIT_NO_APP = 78
@@ -82,7 +82,7 @@ def isolate(config: RunnerConfig) -> None:
     linux.prefer_as_oom_victim()
 
 
-def serve(config: RunnerConfig, registry: Registry, status_page: StatusPage) -> NoReturn:
+def serve(config: RunnerConfig, app: AppDefinition, status_page: StatusPage) -> NoReturn:
     """Serve jobs, then end. Exit handlers are not run: a runner may be killed at any moment anyway."""
     code = EXIT_BROKEN
     try:
@@ -91,9 +91,9 @@ def serve(config: RunnerConfig, registry: Registry, status_page: StatusPage) -> 
         stream = socket.socket(fileno=config.stream)
         signals = JobSignals(socket.socket(fileno=config.signals))
         channel = JournalChannel(socket.socket(fileno=config.journal))
-        journals = Journals(channel, config.limits.max_payload_bytes, registry.pack_follow_up)
+        journals = Journals(channel, config.limits.max_payload_bytes, app.pack_follow_up)
         context.connect(signals, journals)
-        caller = Caller(registry, config.kind, config.worker_id, config.limits.max_payload_bytes, journals)
+        caller = Caller(app.tasks, config.kind, config.worker_id, config.limits.max_payload_bytes, journals)
         loop: SyncLoop | AsyncLoop
         if config.kind == "sync":
             permits = socket.socket(fileno=config.permits)
@@ -177,12 +177,11 @@ def main(order_text: str) -> NoReturn:
     output.install_routers()
     try:
         status_page = StatusPage.open(Path(config.status_page), live_by_it=True)
-        registry = load_registry(order.target, order.url)
-        registry.ledger_note()  # the worker has said it
+        app = load_app(order.target, order.url)
     except (ConfigError, OSError, ValueError) as error:
         os.write(config.stderr, f"{error}\n".encode(errors="backslashreplace"))
         os._exit(EXIT_NO_APP)
-    serve(config, registry, status_page)
+    serve(config, app, status_page)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ from unstuck.errors import ConfigError
 from unstuck.runner import child, containment, linux, loader, messages, output, processes
 from unstuck.runner.call import user_traceback
 from unstuck.runner.cgroups import RunnerCgroup
-from unstuck.runner.loader import load_registry, manifest_of
+from unstuck.runner.loader import load_app, manifest_of
 from unstuck.runner.oom import OomEvidence, OomWatch, shared_counter
 from unstuck.runner.packets import Channel
 from unstuck.runner.status_page import StatusPage
-from unstuck.runner.tasks import Manifest, Registry
+from unstuck.runner.tasks import AppDefinition, Manifest
 
 TICK_S = 0.2
 FAREWELL_S = 5.0
@@ -61,10 +61,10 @@ class _Runner(msgspec.Struct):
 
 
 class ForkServer:
-    def __init__(self, options: Options, channel: Channel, registry: Registry, manifest: Manifest) -> None:
+    def __init__(self, options: Options, channel: Channel, app: AppDefinition, manifest: Manifest) -> None:
         self._options = options
         self._channel = channel
-        self._registry = registry
+        self._app = app
         self._fork = manifest.fork
         self._containment = containment.detect(containment.mark_text(options.mark), cgroup=options.cgroup)
         self.manifest = msgspec.structs.replace(manifest, containment=self._containment.describe())
@@ -177,7 +177,7 @@ class ForkServer:
             os.close(self._channel.fileno())
             os.close(self._wake_in)
             os.close(self._wake_out)
-            child.serve(config, self._registry, status_page)
+            child.serve(config, self._app, status_page)
         finally:
             os._exit(child.EXIT_BROKEN)
 
@@ -358,8 +358,8 @@ def main(options_text: str) -> int:
     output.install_routers()
     before = loader.descriptors()
     try:
-        registry = load_registry(options.target, options.url)
-        manifest = manifest_of(registry, loader.why_not_fork(before))
+        app = load_app(options.target, options.url)
+        manifest = manifest_of(app, loader.why_not_fork(before))
     except ConfigError as error:
         return _give_up(channel, str(error))
     except BaseException as error:  # noqa: BLE001 - the app's own code ran; the user must read what it did
@@ -367,7 +367,7 @@ def main(options_text: str) -> int:
     output.flush_standard_streams()
     gc.collect()
     gc.freeze()  # what the import made is shared with every runner as long as nobody writes to it
-    fork_server = ForkServer(options, channel, registry, manifest)
+    fork_server = ForkServer(options, channel, app, manifest)
     channel.send(messages.encoder.encode(messages.Ready(fork_server.manifest)))
     fork_server.run()
     return 0

@@ -4,7 +4,6 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -12,23 +11,24 @@ from typing import Any, cast
 from unstuck.domain.text import did_you_mean
 from unstuck.errors import ConfigError, UnstuckError
 from unstuck.runner.call import user_place, user_traceback
-from unstuck.runner.tasks import Manifest, Registry, TaskEntry
+from unstuck.runner.tasks import AppDefinition, DefinesApp, Manifest, TaskEntry
 
 
-def manifest_of(registry: Registry, why_spawn: str) -> Manifest:
+def manifest_of(app: AppDefinition, why_spawn: str) -> Manifest:
+    """Return what the fork server reports to the worker of an app."""
     tasks = tuple(
         TaskEntry(definition.name, definition.queue, definition.is_async, definition.policy)
-        for definition in registry.definitions.values()
+        for definition in app.tasks.values()
     )
     return Manifest(
         tasks,
-        registry.manifest_settings(),
+        app.settings,
         not why_spawn,
         why_spawn,
-        tuple(sorted(registry.queues)),
-        dict(registry.limits),
-        schedules=tuple(registry.schedule_definitions.values()),
-        note=registry.ledger_note(),
+        tuple(sorted(app.queues)),
+        dict(app.limits),
+        schedules=app.schedules,
+        note=app.note,
     )
 
 
@@ -88,17 +88,17 @@ DEFAULT_ATTRIBUTE = "app"
 _CURE = "Name it as module:attribute, for example app:app."
 
 
-def load_registry(target: str, url: str | None = None) -> Registry:
-    """Import the module from the working directory or the path, and return the app in it, on the ledger of `url`."""
+def load_app(target: str, url: str | None = None) -> AppDefinition:
+    """Import the module from the working directory or the path, and define the app in it, on the ledger of `url`."""
     module_name, attribute = _parse(target)
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
     module = _import(module_name, target)
-    registry = _checked(_walk(module, module_name, attribute), module_name, attribute)
+    app = _checked(_walk(module, module_name, attribute), module_name, attribute)
     if url is not None:
-        registry.use_ledger(url)
-    return registry
+        app.use_ledger(url)
+    return app.definition()
 
 
 def _parse(target: str) -> tuple[str, str]:
@@ -148,7 +148,7 @@ def _walk(module: ModuleType, module_name: str, attribute: str) -> Any:
         try:
             found = getattr(found, name)
         except AttributeError:
-            apps = [known for known, value in vars(module).items() if _is_registry(value)]
+            apps = [known for known, value in vars(module).items() if _is_app(value)]
             hint = did_you_mean(name, [*apps, *vars(module)])
             if apps and not hint:
                 hint = f" Did you mean {apps[0]!r}?"
@@ -158,23 +158,17 @@ def _walk(module: ModuleType, module_name: str, attribute: str) -> Any:
     return found
 
 
-def _checked(found: Any, module_name: str, attribute: str) -> Registry:
-    if not _is_registry(found):
+def _checked(found: Any, module_name: str, attribute: str) -> DefinesApp:
+    if not _is_app(found):
         what = "the class" if isinstance(found, type) else "of type"
         name = found.__name__ if isinstance(found, type) else type(found).__name__
         raise ConfigError(
             f"{module_name}:{attribute} is not an app: it is {what} {name}. Point to the App object that your tasks "
             "are registered with."
         )
-    return cast(Registry, found)
+    return cast(DefinesApp, found)
 
 
-def _is_registry(value: Any) -> bool:
-    if isinstance(value, type):
-        return False
-    try:
-        return all(hasattr(value, name) for name in ("queues", "manifest_settings")) and isinstance(
-            value.definitions, Mapping
-        )
-    except Exception:  # noqa: BLE001 - objects with a broken __getattr__ are no apps
-        return False
+def _is_app(value: Any) -> bool:
+    # Asked of the class: an object with a __getattr__ of its own may seem to have every method, or may raise.
+    return all(callable(getattr(type(value), name, None)) for name in ("definition", "use_ledger"))

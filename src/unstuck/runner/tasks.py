@@ -1,4 +1,4 @@
-"""Describe a function registered with an app, as the bench needs it."""
+"""What a process that runs tasks needs to know of an app, and what it reports to the worker."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,46 +21,37 @@ class TaskDefinition:
     """The parameter that wants the Context, if any."""
     policy: Policy
     concurrency_key: KeyFunction | None = None
-    """Gives the line of a call, where a text with arguments in it is not enough."""
+    """Computes the concurrency key of a call, if a text with arguments in it is not enough."""
     hooks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By kind of end: the names of the tasks that follow it."""
 
 
-class Registry(Protocol):
-    """What the bench needs of an app."""
+@dataclass(frozen=True)
+class AppDefinition:
+    """What the fork server, its runners and the command line need of an app, as it is after the import."""
 
-    @property
-    def definitions(self) -> Mapping[str, TaskDefinition]: ...
+    tasks: Mapping[str, TaskDefinition]
+    """Every task by its name, with the hooks of the app in its policy."""
+    queues: frozenset[str]
+    """Every queue that the app declared, even if no task uses it."""
+    limits: Mapping[str, QueueLimit]
+    """By queue: the limits that the app declared."""
+    schedules: tuple[ScheduleDefinition, ...]
+    settings: bytes
+    """The settings as JSON (see `unstuck.config.dump`): the worker never imports the app itself."""
+    note: str
+    """A sentence about the address of another ledger that was not used; else "". Only the first definition has it."""
+    pack_follow_up: Callable[[Any, tuple[Any, ...], dict[str, Any], int], bytes]
+    """Pack a job (`NewJob`) of a task or a task's name that is enqueued with the success of the job of this id."""
 
-    @property
-    def queues(self) -> frozenset[str]:
-        """Every queue that the app declared, whether a task uses it or not."""
-        ...
 
-    def pack_follow_up(self, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], job_id: int) -> bytes:
-        """Pack a job (`NewJob`) that is enqueued with the success of another."""
-        ...
+class DefinesApp(Protocol):
+    """An app, as the loader sees it."""
 
-    @property
-    def limits(self) -> Mapping[str, QueueLimit]:
-        """What the app said of its queues."""
-        ...
-
-    @property
-    def schedule_definitions(self) -> Mapping[str, ScheduleDefinition]:
-        """What the app wants enqueued again and again."""
-        ...
+    def definition(self) -> AppDefinition: ...
 
     def use_ledger(self, url: str) -> None:
-        """Take the ledger of this URL instead of the one that the code names."""
-        ...
-
-    def ledger_note(self) -> str:
-        """Return, only once, a sentence about an address of another ledger that was not used; else ""."""
-        ...
-
-    def manifest_settings(self) -> bytes:
-        """The app's settings as JSON (see `unstuck.config.dump`): the worker never imports the app itself."""
+        """Use the ledger of this URL instead of the one that the code names."""
         ...
 
 

@@ -126,14 +126,23 @@ class WorkerLoop:
         self._outbox = Outbox()
         self._selector = selectors.DefaultSelector()
         self._selector.register(mailbox, selectors.EVENT_READ, self._read_mail)
+        self._health = health or WorkerHealth()
+        self._metrics = JobMetrics(counters or Counters())
         self._runners = RunnerPool(
-            fork_server, status_page, worker_id, settings, slots, self._selector, self._outbox, self._pace
+            fork_server,
+            status_page,
+            worker_id,
+            settings,
+            slots,
+            self._selector,
+            self._outbox,
+            self._pace,
+            self._metrics,
+            self._saw_death,
         )
         self._runners.confirm(born_s)
         self._runners.slots.words = words
-        self._health = health or WorkerHealth()
-        self._runners.on_death = self._saw_death
-        self._metrics = self._runners.counts = JobMetrics(counters or Counters())
+        self._jobs, self._recorder = self._runners.jobs, self._runners.recorder
         self._confirmed_s = born_s
         self._claimed: deque[HeldJob] = deque()
         """CLAIMED, waiting for a free slot."""
@@ -172,7 +181,7 @@ class WorkerLoop:
 
     def _saw_death(self, job: Claimed, beside_since_s: float | None) -> tuple[int, int]:
         # What ended well since the last claim counts first.
-        self._health.saw_processed(self._runners.processed, host.boottime_s())
+        self._health.saw_processed(self._recorder.processed, host.boottime_s())
         died_here = self._health.died_here(job.job_id)
         if self._health.saw_death(job, beside_since_s=beside_since_s) and self._heartbeat is not None:
             # Before the next heartbeat is due: a reaper may switch this worker off.
@@ -181,13 +190,13 @@ class WorkerLoop:
 
     def pulse(self) -> Heartbeat:
         """Say what a beat reports; called from the heartbeat's thread."""
-        return Heartbeat(self._worker_id, len(self._runners.given), self._runners.processed, self._health.news())
+        return Heartbeat(self._worker_id, len(self._jobs.given), self._recorder.processed, self._health.news())
 
     def wants_a_turn(self) -> bool:
         """Say whether the wheel should go round: it was asked to, or nothing is done here and nothing forbids it."""
         now_s = host.boottime_s()
         may = now_s - self._confirmed_s <= self._claim_until_s and now_s >= self._runners.slots.rest_until_s
-        return self._asked is not None or self._comparing or (may and not self._runners.given and self._drain is None)
+        return self._asked is not None or self._comparing or (may and not self._jobs.given and self._drain is None)
 
     def run(self, signals: Callable[[], int]) -> bool:
         """Work until drained (True) or until the ledger declared this worker dead (False)."""
@@ -204,7 +213,7 @@ class WorkerLoop:
             self._turn_if_due()
             if self._drain is not None and self._is_empty():
                 break
-        self._runners.outcome_log.close()
+        self._recorder.log.close()
         self._selector.close()
         return not self._declared_dead
 
@@ -228,7 +237,7 @@ class WorkerLoop:
                 case WakeUp():
                     self._woken = True
                 case StackRequested():
-                    self._stacks.ask(message, self._runners.given.get(message.token))
+                    self._stacks.ask(message, self._jobs.given.get(message.token))
                 case ThreadFailed():
                     if isinstance(message.error, UnstuckError):
                         raise message.error
@@ -265,12 +274,11 @@ class WorkerLoop:
     def _cancel(self, token: int) -> None:
         if self._runners.cancel(token):
             return
-        for waiting in (self._runners.ready, self._claimed):
+        for waiting in (self._jobs.ready, self._claimed):
             for held_job in waiting:
                 if held_job.token == token:
                     waiting.remove(held_job)
-                    self._metrics.never_began(held_job)
-                    self._outbox.endings.append(conclude(held_job.attempt(), Cancelled("cancelled by request")))
+                    self._recorder.cancelled_unbegun(held_job, Cancelled("cancelled by request"))
                     return
 
     # Turns ------------------------------------------------------------------------------------
@@ -301,7 +309,7 @@ class WorkerLoop:
         self._ledger_thread.turn(self._asked)
 
     def _free(self) -> int:
-        return self._runners.slots.free() - len(self._starting) - len(self._runners.ready)
+        return self._runners.slots.free() - len(self._starting) - len(self._jobs.ready)
 
     def _depth(self) -> int:
         return self._pace.depth() if self._run_ahead else 0
@@ -322,7 +330,7 @@ class WorkerLoop:
         # Who cannot confirm a beat, or cannot start runners, must not take on more.
         if now_s - self._confirmed_s > self._claim_until_s or now_s < self._runners.slots.rest_until_s:
             return None
-        self._health.saw_processed(self._runners.processed, now_s)
+        self._health.saw_processed(self._recorder.processed, now_s)
         if self._health.hold_back(now_s, busy=busy):
             self._woken = True  # What called us is still there when the others have had their turn.
             return None
@@ -355,8 +363,8 @@ class WorkerLoop:
         else:
             self._defer(message, message.deferred, now_s)
         self._pace.saw_turn(message.duration_s)
-        self._pace.saw_ends(self._runners.ended_since_turn, now_s - self._turned_s, now_s)
-        self._runners.ended_since_turn, self._turned_s = 0, now_s
+        self._pace.saw_ends(self._recorder.take_ended(), now_s - self._turned_s, now_s)
+        self._turned_s = now_s
         self._runners.journal_writer.after_turn(turn, answer.superseded, message.refused)
         for job_id, token in answer.superseded:
             log.warning("Refused by the ledger: this attempt was superseded", job_id=job_id, token=token)
@@ -368,16 +376,16 @@ class WorkerLoop:
             self._heartbeat.wake_queues(self._outbox.returned)
             self._outbox.returned = set()
         begun = (self._starting.pop(held.token, None) for held in turn.start)
-        self._runners.ready.extend(held_job for held_job in begun if held_job is not None)
+        self._jobs.ready.extend(held_job for held_job in begun if held_job is not None)
         # What the ledger had forgotten is ended by the next comparison, unless it still runs.
-        self._compare_wanted |= any(held.token in self._runners.begun for held in turn.start)
+        self._compare_wanted |= any(held.token in self._jobs.begun for held in turn.start)
         if failpoints.active and answer.claimed:
             failpoints.reached("worker.after_claim")
         ahead = 0
         for job in answer.claimed:
             held_job = self._policies.hold(job, now_s)
             ahead += held_job.retries_on_crash
-            (self._runners.ready if job.running else self._claimed).append(held_job)
+            (self._jobs.ready if job.running else self._claimed).append(held_job)
         if answer.claimed:
             self._pace.saw_claimed(ahead, len(answer.claimed))
         if turn.claim_request is not None and (answer.more or len(answer.claimed) >= turn.claim_request.limit):
@@ -406,12 +414,12 @@ class WorkerLoop:
             self._metrics.written_or_lost(turn, theirs)
             self._resolve_started(turn, theirs)
             self._woken = True
-        ready, given = self._runners.ready, self._runners.given
+        ready, given = self._jobs.ready, self._jobs.given
         ours = self._outbox.tokens() | set(given) | {held_job.token for held_job in (*self._claimed, *ready)}
         # What a runner is still in is handed in when it has ended: somebody else may take it then.
-        ours |= self._runners.being_stopped()
+        ours |= self._jobs.being_stopped()
         for token, item in theirs.items():
-            if item.state is JobState.CLAIMED and token in self._runners.begun:
+            if item.state is JobState.CLAIMED and token in self._jobs.begun:
                 # A failover to a server that lagged behind: what is only claimed cannot be ended.
                 self._forgotten.append(AttemptRef(item.job_id, token))
             elif token not in ours:
@@ -420,14 +428,14 @@ class WorkerLoop:
         unbegun = [held_job for held_job in ready if held_job.token in theirs]
         again = [held_job for held_job in unbegun if theirs[held_job.token].state is JobState.CLAIMED]
         self._claimed = deque((*again, *(held_job for held_job in self._claimed if held_job.token in theirs)))
-        self._runners.ready = deque(held_job for held_job in unbegun if held_job not in again)
+        self._jobs.ready = deque(held_job for held_job in unbegun if held_job not in again)
         now_s = host.boottime_s()
         for token in [token for token in given if token not in theirs]:
             self._runners.stop_superseded(token, now_s)
 
     def _part_with(self, item: HeldRecord) -> None:
         """End an attempt that the ledger says is ours, and that we know nothing of, or no longer."""
-        if item.token not in self._runners.begun:
+        if item.token not in self._jobs.begun:
             log.info("Giving back a job that we did not know we hold", job_id=item.job_id)
             self._outbox.give_back(item.job_id, item.token, item.queue)
             return
@@ -447,7 +455,7 @@ class WorkerLoop:
             if held_job is None or there is None:
                 continue
             if there.state is JobState.RUNNING:
-                self._runners.ready.append(held_job)
+                self._jobs.ready.append(held_job)
             else:
                 self._claimed.appendleft(held_job)
 
@@ -458,10 +466,10 @@ class WorkerLoop:
         waiting_for_ledger = self._asked is not None or self._comparing or now_s < self._busy_until_s
         if not waiting_for_ledger and (len(self._outbox) or self._compare_wanted or self._uncertain is not None):
             return 0.0
-        busy = self._runners.given or self._claimed or self._runners.ready or self._drain is not None
+        busy = self._jobs.given or self._claimed or self._jobs.ready or self._drain is not None
         tick_s = IDLE_TICK_S
         if busy:
-            tick_s = max(0.0, min(BUSY_TICK_S, self._runners.look_at_s - now_s))
+            tick_s = max(0.0, min(BUSY_TICK_S, self._runners.slots.look_at_s - now_s))
         again_s = self._busy_until_s if now_s < self._busy_until_s else self._outbox.next_s()
         if again_s is not None and self._asked is None and not self._comparing:
             tick_s = min(tick_s, max(0.0, again_s - now_s))
@@ -471,14 +479,14 @@ class WorkerLoop:
 
     def _tick(self, now_s: float) -> None:
         self._runners.tick(now_s)
-        self._runners.outcome_log.tend(now_s)
+        self._recorder.log.tend(now_s)
         if now_s >= self._note_at_s and self._heartbeat is not None:
             self._note_at_s = now_s + NOTE_S
             if notes := self._runners.take_notes(now_s):
                 self._heartbeat.report_progress(notes)
             if late := self._outbox.take_late(now_s):
                 self._heartbeat.note_deferred_soon(late)
-        if (news := self._stacks.take(now_s) + self._runners.take_news()) and self._heartbeat is not None:
+        if (news := self._stacks.take(now_s) + self._runners.reader.take_news()) and self._heartbeat is not None:
             self._heartbeat.report_events(news)
         patience_s = MAX_WAIT_IN_HAND_S if self._drain is None else 0.0
         self._runners.release_waiting(patience_s, now_s)
@@ -518,16 +526,14 @@ class WorkerLoop:
     def _is_empty(self) -> bool:
         assert self._drain is not None
         now_s = host.boottime_s()
-        if self.outdated is not None and not self._runners.given:
+        if self.outdated is not None and not self._jobs.given:
             self._drain.nothing_runs(now_s, self._settings.shutdown_grace_s)
         if self._drain.gives_up(now_s):
             why = UNREACHABLE if self.outdated is None else str(self.outdated)
             report_unrecorded(unrecorded_outcomes(self._outbox, (self._asked, self._uncertain), why))
-            report_running(self._runners.job_ids())
+            report_running(self._jobs.job_ids())
             if self.outdated is not None:
                 raise self.outdated
             return True
-        busy = (
-            self._runners.given or self._claimed or self._runners.ready or self._starting or not self._outbox.is_empty
-        )
+        busy = self._jobs.given or self._claimed or self._jobs.ready or self._starting or not self._outbox.is_empty
         return not busy and self._asked is None and self._uncertain is None and not self._comparing

@@ -97,6 +97,11 @@ class Slot:
         """No Python code has run in its process for long: C code holds the GIL."""
         return any(held_job.silent_since_s for held_job in self.jobs.values())
 
+    def retire(self) -> None:
+        """Let the runner finish what it has, and give it nothing more."""
+        self.retiring = True
+        self.runner.retire()
+
     def outgrew(self, bound_bytes: float, now_s: float) -> bool:
         """Say whether its process is larger than that; it is weighed only if it could have become so."""
         if self.inherited_bytes + (now_s - self.inherited_s) * FASTEST_GROWTH_BYTES_PER_S > bound_bytes:
@@ -122,6 +127,8 @@ class SlotTable:
         """Those with something `to_send`."""
         self.rest_until_s = 0.0
         """No runner is opened before: the last ones died before they began anything."""
+        self.look_at_s = 0.0
+        """When some runner has to be looked at next."""
         self._failed_starts = 0
         self._indexes_for_suspects = range(slots + 1, status_page.slots)
         """Slots behind the shared loop's: for suspects, one process each."""
@@ -206,8 +213,7 @@ class SlotTable:
             if limit_bytes is None or not slot.outgrew(limit_bytes * MOST_INHERITED, now_s):
                 return slot
             # What earlier jobs left in it would be held against this one.
-            slot.retiring = True
-            slot.runner.retire()
+            slot.retire()
         if now_s < self.rest_until_s:
             return None
         index = next((index for index in range(self._concurrency) if index not in self.slots), None)

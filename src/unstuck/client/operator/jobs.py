@@ -113,7 +113,7 @@ class Jobs:
             self._ledger.events(job_id=job_id, limit=EVENTS_SHOWN),
             {worker.id: worker.name for worker in workers},
             explain_wait(record, context),
-            Redactor(self._settings.web.redact),
+            Redactor(self._settings.http.redact),
             views.progress_of(record, progress, attempts),
             None if context.flow is None or context.place is None else views.node_view(context.flow, context.place),
             self._ledger.journal(job_id, SHOWN_BYTES),

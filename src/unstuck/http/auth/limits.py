@@ -229,7 +229,7 @@ async def check_json(headers: Mapping[str, str], body: bytes, limit_bytes: int) 
             f"A body here is JSON, not {kind[:100] or 'nothing in particular'}.",
             cure=f"Send the header `Content-Type: {JSON}`.",
         )
-    bounds = Bounds(limit_bytes, setting="web.max_body_bytes")
+    bounds = Bounds(limit_bytes, setting="http.max_body_bytes")
     try:
         if len(body) > LARGE_BYTES:
             # Beside the loop that serves the others.
@@ -242,8 +242,8 @@ async def check_json(headers: Mapping[str, str], body: bytes, limit_bytes: int) 
 
 
 _REFUSALS = {
-    "bytes": (413, "too_large", "Send less at once; `web.max_body_bytes` is the limit."),
-    "values": (413, "too_many_values", "Send less at once; `web.max_body_bytes` sets the limit, a value per 32 bytes."),
+    "bytes": (413, "too_large", "Send less at once; `http.max_body_bytes` is the limit."),
+    "values": (413, "too_many_values", "Send less at once; `http.max_body_bytes` is the limit, a value per 32 bytes."),
     "depth": (422, "too_deep", "Send flatter data, or put it into a string."),
     "numbers": (413, "too_many_values", "Send such numbers as text, or in several requests."),
 }
@@ -269,5 +269,5 @@ def too_large(limit_bytes: int) -> Problem:
         413,
         "too_large",
         f"The body is larger than {limit_bytes} bytes.",
-        cure="Send less at once; `web.max_body_bytes` is the limit.",
+        cure="Send less at once; `http.max_body_bytes` is the limit.",
     )

@@ -190,18 +190,18 @@ class AuthMiddleware:
         member: Member,
     ) -> None:
         self._app = app
-        self._web = services.web
+        self._http = services.http
         self._tokens = tokens
         self._exposure = exposure
         self._routes = routes
-        body_bytes = max(services.web.max_body_bytes, LEAST_BYTES)
+        body_bytes = max(services.http.max_body_bytes, LEAST_BYTES)
         self._bodies = MemoryBudget(BODIES * body_bytes, BODIES_EACH * body_bytes, "bodies that are worked on")
         self._answers = AnswerBudget()
-        rate = services.web.requests_per_second
+        rate = services.http.requests_per_second
         self._rates = RateLimiter(rate, rate * BURST_S, shared=member.group.rates)
         self._strangers = RateLimiter(STRANGERS_PER_S, STRANGERS_BURST, shared=member.group.strangers)
         self._concurrency = ConcurrencyLimit(
-            services.web.max_open_requests, services.web.max_open_requests_per_caller, member
+            services.http.max_open_requests, services.http.max_open_requests_per_caller, member
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -230,7 +230,7 @@ class AuthMiddleware:
             await refused(scope, _leaving().response())(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        https = scope.get("scheme") == "https" or self._web.secure_cookies
+        https = scope.get("scheme") == "https" or self._http.secure_cookies
         send = with_security_headers(send, static=get_route_path(scope).startswith(STATIC), https=https)
         heard = _Heard(receive)
         with ExitStack() as cleanup:
@@ -273,14 +273,14 @@ class AuthMiddleware:
             body = await self._read(asked, identity, receive, cleanup)
             receive = replayed(body, receive)
             if asked.api and body:
-                await check_json(asked.headers, body, self._web.max_body_bytes)
+                await check_json(asked.headers, body, self._http.max_body_bytes)
         return identity, receive
 
     async def _read(self, asked: RequestHead, identity: Identity, receive: Receive, cleanup: ExitStack) -> bytes:
-        limit_bytes = self._web.max_body_bytes if asked.api else min(self._web.max_body_bytes, MAX_FORM_BYTES)
+        limit_bytes = self._http.max_body_bytes if asked.api else min(self._http.max_body_bytes, MAX_FORM_BYTES)
         room = await self._bodies.take(identity.who, declared_bytes(asked.headers, limit_bytes))
         cleanup.callback(room.release)
-        body = await read_body(receive, asked.headers, limit_bytes, self._web.body_timeout_s)
+        body = await read_body(receive, asked.headers, limit_bytes, self._http.body_timeout_s)
         room.resize(len(body))
         return body
 
@@ -293,7 +293,7 @@ class AuthMiddleware:
         # Else a website could log somebody in as somebody else.
         if not origin.proven:
             raise Problem(403, "foreign_origin", "Log in from the login page itself.")
-        body = await read_body(receive, asked.headers, MAX_LOGIN_BYTES, self._web.body_timeout_s)
+        body = await read_body(receive, asked.headers, MAX_LOGIN_BYTES, self._http.body_timeout_s)
         return replayed(body, receive)
 
     async def _identify(self, asked: RequestHead) -> Identity:
@@ -318,7 +318,7 @@ class AuthMiddleware:
                 421,
                 "unknown_host",
                 f"This door does not answer to the name {host.name!r}.",
-                cure="Allow it: `web.allowed_hosts`, or UNSTUCK_WEB_ALLOWED_HOSTS, with commas.",
+                cure="Allow it: `http.allowed_hosts`, or UNSTUCK_HTTP_ALLOWED_HOSTS, with commas.",
             )
         return host
 
@@ -391,7 +391,7 @@ def _leaving() -> Problem:
 
 
 def _too_many(wait_s: float, detail: str) -> Problem:
-    cure = "Wait a moment, and ask less often; `web.requests_per_second` and `web.max_open_requests` are the limits."
+    cure = "Wait a moment, and ask less often; `http.requests_per_second` and `http.max_open_requests` are the limits."
     return Problem(429, "too_many_requests", detail, cure=cure, headers={"Retry-After": str(int(wait_s) + 1)})
 
 

@@ -146,7 +146,7 @@ def _same(url: str, host: Host) -> bool:
     return parts.scheme in ("http", "https") and "@" not in parts.netloc and read_host(parts.netloc) == host
 
 
-CURE = "Make one with `unstuck tokens create NAME --scope all`, or set UNSTUCK_WEB_TOKEN."
+CURE = "Make one with `unstuck tokens create NAME --scope all`, or set UNSTUCK_HTTP_TOKEN."
 
 
 @dataclass(frozen=True)
@@ -155,22 +155,22 @@ class Exposure:
     may_be_open: bool
 
 
-def mounted(web: HttpSettings, *, open: bool = False) -> Exposure:
+def mounted(http: HttpSettings, *, open: bool = False) -> Exposure:
     """Inside another app nobody knows who can reach it: closed, unless that app says that it asks for itself."""
-    return Exposure(Hosts.of(web.allowed_hosts, None), may_be_open=open)
+    return Exposure(Hosts.of(http.allowed_hosts, None), may_be_open=open)
 
 
-def listening(web: HttpSettings, address: str) -> Exposure:
-    return Exposure(Hosts.of(web.allowed_hosts, address), may_be_open=_private(web, address))
+def listening(http: HttpSettings, address: str) -> Exposure:
+    return Exposure(Hosts.of(http.allowed_hosts, address), may_be_open=_private(http, address))
 
 
-def check_token_exists(web: HttpSettings, address: str, ledger: Ledger) -> None:
+def check_token_exists(http: HttpSettings, address: str, ledger: Ledger) -> None:
     """Refuse to listen where others can reach it while nobody could be told from anybody."""
-    if _private(web, address) or web.token is not None or any(token.valid for token in ledger.api_tokens()):
+    if _private(http, address) or http.token is not None or any(token.valid for token in ledger.api_tokens()):
         return
-    where = f"on {address}" if not is_loopback(plain_name(address)) else f"as {', '.join(web.allowed_hosts)}"
+    where = f"on {address}" if not is_loopback(plain_name(address)) else f"as {', '.join(http.allowed_hosts)}"
     raise ConfigError(f"Others than this machine could come in {where}, and there is no valid token. {CURE}")
 
 
-def _private(web: HttpSettings, address: str) -> bool:
-    return all(is_loopback(plain_name(name)) for name in (address, *web.allowed_hosts))
+def _private(http: HttpSettings, address: str) -> bool:
+    return all(is_loopback(plain_name(name)) for name in (address, *http.allowed_hosts))

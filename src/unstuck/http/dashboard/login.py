@@ -78,4 +78,4 @@ def safe_next(text: str) -> str:
 
 
 def _secure(request: Request) -> bool:
-    return request.url.scheme == "https" or bool(request.app.state.services.web.secure_cookies)
+    return request.url.scheme == "https" or bool(request.app.state.services.http.secure_cookies)

@@ -20,7 +20,7 @@ class View:
     def __init__(self, services: Services) -> None:
         self._services = services
         self.charts = Charts()
-        self.redact = Redactor(services.web.redact)
+        self.redact = Redactor(services.http.redact)
         self.snapshots = SnapshotCache(
             lambda: services.ledger,
             lambda: self.operator().activity(MINUTES),

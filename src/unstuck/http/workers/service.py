@@ -1,4 +1,4 @@
-"""Put together what the web door keeps for foreign workers; it is opened when the first of them is heard."""
+"""Put together what the HTTP server keeps for foreign workers; it is opened when the first of them is heard."""
 
 import asyncio
 import threading
@@ -39,7 +39,7 @@ GIVEN_UP_AFTER = 3.0
 class WorkerService:
     def __init__(self, services: Services) -> None:
         self.services = services
-        self.workers = Registry(services.settings, services.web)
+        self.workers = Registry(services.settings, services.http)
         self.beats = HeartbeatBatcher(lambda: services.ledger)
         self.turns = TurnBatcher(lambda: services.ledger)
         self.handed = HandedJobs()
@@ -161,7 +161,7 @@ class WorkerService:
         with self._lock:
             if self._listener is not None:
                 return
-            if not self.services.web.reap:
+            if not self.services.http.reap:
                 self.metrics_writer = MetricsWriter(
                     self.ledger, self.counters, self.services.settings.recovery.heartbeat_interval_s
                 )
