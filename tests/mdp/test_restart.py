@@ -548,11 +548,11 @@ def test_a_row_that_is_held_costs_no_worker_and_no_reply_and_holds_up_nobody_els
             assert user.execute(held).fetchall()
             busy.reply(address, *body)
             backdoor = PostgresBackdoor(ready_pg_url)
-            began = dict(backdoor.rows("select worker_id, beat_at from beats"))
+            began = dict(backdoor.rows("select worker_id, beat_at from worker_heartbeats"))
             assert len(began) == 2
 
             def all_beat() -> bool:
-                beats = backdoor.rows("select worker_id, beat_at from beats")
+                beats = backdoor.rows("select worker_id, beat_at from worker_heartbeats")
                 return all(beat_at > began[worker_id] for worker_id, beat_at in beats)
 
             answered = 0
