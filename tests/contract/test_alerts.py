@@ -362,7 +362,7 @@ def test_many_who_look_at_once_tell_of_a_condition_once(open_again: OpenLedger, 
     changes = [ConditionChange("begun", "no_workers", f"q{number}", "nobody") for number in range(20)]
     others = [open_again() for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        written = list(pool.map(lambda one: one.change_conditions(changes, LONG_S), others))
+        written = list(pool.map(lambda one: one.events.change_conditions(changes, LONG_S), others))
     assert sum(written) == 20
     assert kinds(ledger) == ["no_workers"] * 20
 

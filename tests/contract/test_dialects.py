@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from unstuck.ledger.sql import parse_queries, read_sql
 from unstuck.ledger.sqlite.migrate import MIGRATIONS
 
 PACKAGES = {"sqlite": "unstuck.ledger.sqlite", "postgresql": "unstuck.ledger.postgres"}
+PARTS = ("jobs", "workers", "recovery", "maintenance", "workflows", "schedules", "queues", "events", "admin")
 
 # PostgreSQL does the hot verbs in functions, one call each, where SQLite (no round trips) takes several small steps.
 # What is one statement on both has one name on both.
@@ -99,3 +101,17 @@ def test_jobs_attempts_and_views_have_the_same_columns(sqlite_columns: set[tuple
             f"and table_name in {TABLES}"
         ).fetchall()
     assert sqlite_columns - ONLY_SQLITE == set(found)
+
+
+def verbs(part: object) -> set[str]:
+    return {name for name, value in vars(part).items() if callable(value) and not name.startswith("_")}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("dialect", PACKAGES)
+def test_each_part_has_the_verbs_of_its_protocol(dialect: str, part: str) -> None:
+    of_contract, of_dialect = (
+        getattr(import_module(f"{package}.{part}"), part.capitalize())
+        for package in ("unstuck.ledger.contract", PACKAGES[dialect])
+    )
+    assert verbs(of_dialect) == verbs(of_contract)

@@ -74,9 +74,16 @@ class Watched:
         self._ledger = ledger
         self.looks_at_workers = 0
 
+    @property
+    def workers(self) -> "Watched":
+        return self
+
+    def list(self, living_only: bool = False) -> Any:
+        self.looks_at_workers += 1
+        return self._ledger.workers.list(living_only)
+
     def __getattr__(self, name: str) -> Any:
-        self.looks_at_workers += name == "workers"
-        return getattr(self._ledger, name)
+        return getattr(self._ledger if hasattr(Ledger, name) else self._ledger.workers, name)
 
 
 def test_an_empty_ledger_and_a_fresh_worker_are_healthy(ledger: Ledger, look: Look) -> None:

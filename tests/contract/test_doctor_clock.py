@@ -12,6 +12,7 @@ from unstuck.config import Settings
 from unstuck.ledger.contract.diagnosis import SWEEP_TICKET
 from unstuck.ledger.contract.workers import NewWorker
 from unstuck.ledger.sqlite.ledger import SqliteLedger
+from unstuck.ledger.sqlite.workers import Workers
 from unstuck.recovery import reap
 from unstuck.runner.tasks import Manifest
 from unstuck.worker import main
@@ -20,12 +21,20 @@ from unstuck.worker.sd_notify import SdNotifier
 from unstuck.worker.signals import StopSignals
 
 
-class SlowLedger(SqliteLedger):
+class SlowWorkers(Workers):
     slow_s = 0.0
 
     def register(self, birth: NewWorker) -> bool:
         time.sleep(self.slow_s)
         return super().register(birth)
+
+
+class SlowLedger(SqliteLedger):
+    workers: SlowWorkers
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.workers = SlowWorkers(self.db, self.wakeups, self.gaps)
 
 
 @pytest.fixture
@@ -52,7 +61,7 @@ def test_the_clock_is_noted_unless_the_birth_was_slow(ledger: SlowLedger, monkey
     quick = join(ledger, "quick")
     assert quick["clock_at"] == pytest.approx(time.time(), abs=60)
     monkeypatch.setattr(main, "CLOCK_TRUST_S", 0.01)
-    ledger.slow_s = 0.02
+    ledger.workers.slow_s = 0.02
     assert join(ledger, "slow") == {"zone": "a"}
 
 

@@ -252,7 +252,7 @@ def test_two_watchmen_meet_and_the_job_is_requeued_once(ledger: Ledger, w1: str,
         at_once(
             *[
                 lambda job=job, reaper=reaper, written=written: written.extend(
-                    reaper.settle("w1", [crash_retry(job)], [], GuardNone())
+                    reaper.recovery.settle("w1", [crash_retry(job)], [], GuardNone())
                 )
                 for reaper in reapers
             ]
@@ -358,6 +358,6 @@ def test_large_enqueues_with_the_same_keys_in_another_order_do_not_wait_for_each
         keys = [f"{n} {word} {key}" for key in range(20) for word in ("a", "B", "é")]
         batches = [[new_job(unique_key=key) for key in order] for order in (keys, keys[::-1])]
         with ThreadPoolExecutor(2) as pool:
-            first, second = pool.map(lambda pair: pair[0].enqueue(pair[1]), zip(ledgers, batches, strict=True))
+            first, second = pool.map(lambda pair: pair[0].jobs.enqueue(pair[1]), zip(ledgers, batches, strict=True))
         assert [one.job_id for one in first] == [one.job_id for one in reversed(second)]
         assert all(a.fresh is not b.fresh for a, b in zip(first, reversed(second), strict=True))

@@ -187,7 +187,7 @@ def test_no_wake_up_is_lost_however_signal_and_wait_meet(open_again: Any, ledger
         job = running(ledger)
         # With its journal begun, neither the wait nor the signal writes anything else to the row.
         turn(ledger, entries=[entry(job, 1, b"null", kind="wait", name="go")])
-        thread = threading.Thread(target=sender.signal, args=(job.job_id, "go", b"1", "me"))
+        thread = threading.Thread(target=sender.jobs.signal, args=(job.job_id, "go", b"1", "me"))
         thread.start()
         turn(ledger, endings=[suspend(job, None, "go")])
         thread.join()

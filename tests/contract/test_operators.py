@@ -194,7 +194,7 @@ def test_a_paused_queue_lets_running_jobs_finish(ledger: Ledger, w1: str) -> Non
 
 @pytest.mark.parametrize("verb", ["cancel", "retry"])
 def test_no_ids_no_answers(ledger: Ledger, verb: str) -> None:
-    assert getattr(ledger, verb)([], "ops") == {}
+    assert getattr(ledger.jobs, verb)([], "ops") == {}
 
 
 def test_jobs_are_listed_newest_first_without_their_payloads(ledger: Ledger, w1: str) -> None:

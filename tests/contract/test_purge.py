@@ -60,7 +60,7 @@ def test_purging_spares_the_pending_nodes_of_a_workflow_that_has_begun(
 ) -> None:
     # Small steps: a node that one step cancels must not make its workflow look begun to the next.
     package = "sqlite" if dialect == "sqlite" else "postgres"
-    monkeypatch.setattr(f"unstuck.ledger.{package}.jobs.PURGE_BATCH", 2)
+    monkeypatch.setattr(f"unstuck.ledger.{package}.queues.PURGE_BATCH", 2)
     half_done = begin(ledger, 2, (1, 2))
     turn(ledger, done=[done(job) for job in claim_jobs(ledger, start=10)])
     side_by_side = begin(ledger, 3)
@@ -80,8 +80,8 @@ def test_purging_goes_on_behind_more_spared_jobs_than_one_step_holds(
     ledger: Ledger, w1: str, dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = "sqlite" if dialect == "sqlite" else "postgres"
-    monkeypatch.setattr(f"unstuck.ledger.{package}.jobs.PURGE_BATCH", 2)
-    monkeypatch.setattr(f"unstuck.ledger.{package}.jobs.PURGE_LOOK", 3)
+    monkeypatch.setattr(f"unstuck.ledger.{package}.queues.PURGE_BATCH", 2)
+    monkeypatch.setattr(f"unstuck.ledger.{package}.queues.PURGE_LOOK", 3)
     begin(ledger, 6)
     claim_jobs(ledger, limit=1, start=1)
     fresh = [put(ledger) for _ in range(7)]

@@ -42,15 +42,19 @@ def test_a_settlement_that_a_lock_holds_up_is_not_late(swept_pg_url: str) -> Non
 
 
 class Counting:
-    """A ledger that counts what is asked of it."""
+    """A ledger, or a part of it, that counts what is asked of it."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Any, path: str = "", calls: Counter[str] | None = None) -> None:
         self._ledger = ledger
-        self.calls: Counter[str] = Counter()
+        self._path = path
+        self.calls: Counter[str] = Counter() if calls is None else calls
 
     def __getattr__(self, name: str) -> Any:
-        self.calls[name] += 1
-        return getattr(self._ledger, name)
+        found, path = getattr(self._ledger, name), f"{self._path}{name}"
+        if hasattr(Ledger, name) and not callable(found):
+            return Counting(found, f"{path}.", self.calls)
+        self.calls[path] += 1
+        return found
 
 
 def hands_of(ledger: Any, caller: Caller = LOCAL, name: str = "w1") -> RemoteAttempts:
@@ -77,7 +81,7 @@ def test_a_thousand_unknown_outcomes_cost_as_many_reads_as_one(ledger: Ledger) -
             ]
             counted.append(counting.calls)
         assert counted[0] == counted[1], verb
-        assert counted[0]["fates"] == 1
+        assert counted[0]["jobs.fates"] == 1
     assert {job.job_id for job in ledger.held("w1")} == {job.job_id for job in jobs}
 
 

@@ -118,8 +118,8 @@ def test_of_two_starts_at_once_one_is_refused(app: App, ledger: Ledger, monkeypa
         except ConfigError as error:
             refused.append(str(error))
 
-    other, kind = threading.Thread(target=start_too), type(app.ledger)
-    begin = kind.begin_workflow
+    other, kind = threading.Thread(target=start_too), type(app.ledger.workflows)
+    begin = kind.begin
 
     def begin_while_another_starts(self: Any, workflow: Any) -> Any:
         if not other.ident:
@@ -128,7 +128,7 @@ def test_of_two_starts_at_once_one_is_refused(app: App, ledger: Ledger, monkeypa
             other.join(0.5)
         return begin(self, workflow)
 
-    monkeypatch.setattr(kind, "begin_workflow", begin_while_another_starts)
+    monkeypatch.setattr(kind, "begin", begin_while_another_starts)
     first = flow.start()
     other.join()
     assert len(ledger.workflows()) == 1

@@ -58,7 +58,7 @@ def test_a_repair_looks_at_so_many_nodes_and_the_next_goes_on_behind_them(
     ledger: Ledger, w1: str, dialect: str, meddler: Backdoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = "sqlite" if dialect == "sqlite" else "postgres"
-    monkeypatch.setattr(f"unstuck.ledger.{package}.workflows.REPAIR_LOOK", 6)
+    monkeypatch.setattr(f"unstuck.ledger.{package}.maintenance.REPAIR_LOOK", 6)
     numbers = [begin(ledger, (1, 2)) for _ in range(5)]
     table, off = ("unstuck_jobs", 0) if dialect == "sqlite" else ("unstuck.jobs", False)
     now = "unixepoch('subsec')" if dialect == "sqlite" else "now()"

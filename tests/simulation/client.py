@@ -49,7 +49,7 @@ class Client:
         assert task is not None
         while True:
             try:
-                [stored] = self.road.enqueue([new_job(key, plan)])
+                [stored] = self.road.jobs.enqueue([new_job(key, plan)])
             except UncertainCommit:
                 # Nobody promised anything: it may be there, and then it ends like any other.
                 return None

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from graphlib import TopologicalSorter
+from operator import attrgetter
 from typing import Any, Literal, Protocol
 
 import apsw
@@ -19,10 +20,19 @@ import psycopg
 from tests.simulation.scheduler import Machine, Process, Scheduler, Task, here
 from tests.support.postgres import PgServer, start_postgres
 
-from unstuck.config import IN_MEMORY, Recovery, Settings
+from unstuck.config import IN_MEMORY, Settings
+from unstuck.config import Recovery as RecoverySettings
 from unstuck.domain.watch_clock import Change, Period, Tick, advance
 from unstuck.errors import LedgerBusy, LedgerError, LedgerUnavailable, UncertainCommit
-from unstuck.ledger.contract.workers import NewWorker
+from unstuck.ledger.contract.admin import Admin
+from unstuck.ledger.contract.events import Events
+from unstuck.ledger.contract.jobs import Jobs
+from unstuck.ledger.contract.maintenance import Maintenance
+from unstuck.ledger.contract.queues import Queues
+from unstuck.ledger.contract.recovery import Recovery
+from unstuck.ledger.contract.schedules import Schedules
+from unstuck.ledger.contract.workers import NewWorker, Workers
+from unstuck.ledger.contract.workflows import Workflows
 from unstuck.ledger.postgres.ledger import PostgresLedger
 from unstuck.ledger.postgres.migrate import FUNCTIONS, MIGRATIONS
 from unstuck.ledger.sqlite import recovery
@@ -37,7 +47,7 @@ _spare: list[apsw.Connection] = []
 class SqliteStorage:
     """The real SQLite ledger, in memory."""
 
-    def __init__(self, recovery: Recovery) -> None:
+    def __init__(self, recovery: RecoverySettings) -> None:
         self.ledger = SqliteLedger(Settings(url=IN_MEMORY, recovery=recovery))
         self._restored = False
         if _spare:
@@ -180,7 +190,7 @@ def _simulated(sql: str) -> str:
 class PostgresStorage:
     """The real PostgreSQL ledger, in a database of its own."""
 
-    def __init__(self, recovery: Recovery) -> None:
+    def __init__(self, recovery: RecoverySettings) -> None:
         self._recovery = recovery
         self._pg = _server[0]
         self._name = self._copy(TEMPLATE)
@@ -189,7 +199,8 @@ class PostgresStorage:
 
     def _open(self) -> None:
         self.ledger = PostgresLedger(Settings(url=self._pg.url(self._name), recovery=self._recovery, notify=False))
-        self.ledger.sql = {name: _simulated(sql.decode()).encode() for name, sql in self.ledger.sql.items()}
+        db = self.ledger.db
+        db.sql = {name: _simulated(sql.decode()).encode() for name, sql in db.sql.items()}
         self._hand = psycopg.connect(self._pg.url(self._name), autocommit=True)
 
     def _copy(self, template: str) -> str:
@@ -236,15 +247,41 @@ Shape = Literal["file", "server"]
 
 LOCK_BOUND_S = 1.0
 """How long a statement waits for a lock of somebody else's transaction on a server, at most."""
-READS = frozenset(
-    {
-        *("watch", "to_judge", "peers_of", "held", "held_jobs", "overdue", "stale", "blocked_outcomes"),
-        *("outcomes", "missing", "workers", "fleet", "due_schedules", "schedules", "job", "jobs", "events"),
-    }
+PARTS: dict[str, type] = {
+    "jobs": Jobs,
+    "workers": Workers,
+    "recovery": Recovery,
+    "maintenance": Maintenance,
+    "workflows": Workflows,
+    "schedules": Schedules,
+    "queues": Queues,
+    "events": Events,
+    "admin": Admin,
+}
+"""The parts of a ledger, each with its protocol."""
+
+
+def verbs(*names: str) -> frozenset[str]:
+    """Return these names of verbs with their parts; fail if the ledger has no such verb."""
+    for name in names:
+        part, _, verb = name.partition(".")
+        assert hasattr(PARTS[part], verb), f"the ledger has no verb {name}"
+    return frozenset(names)
+
+
+READS = verbs(
+    *("recovery.watch", "recovery.to_judge", "recovery.peers_of", "recovery.held_jobs", "recovery.overdue"),
+    *("recovery.stale", "workers.held", "workers.blocked_outcomes", "workers.list", "workers.fleet"),
+    *("jobs.outcomes", "jobs.missing", "jobs.get", "jobs.list", "schedules.due", "schedules.list", "events.list"),
 )
-OBSERVED = frozenset(["register", "beat", "enqueue", "fire_schedule", "turn", "declare_dead", "settle"])
+OBSERVED = verbs(
+    *("workers.register", "workers.beat", "workers.turn", "jobs.enqueue", "schedules.fire"),
+    *("recovery.declare_dead", "recovery.settle"),
+)
 """What changes what is true of workers and jobs."""
-WAITS_FOR_LOCKS = frozenset(["turn", "settle", "enqueue", "fire_schedule", "promote_due"])
+WAITS_FOR_LOCKS = verbs(
+    *("workers.turn", "recovery.settle", "jobs.enqueue", "schedules.fire", "maintenance.promote_due")
+)
 """On a server only these touch rows that a user's transaction may have locked."""
 
 
@@ -270,7 +307,7 @@ class Session:
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One verb on its way to the ledger and back."""
+    """One verb on its way to the ledger and back, named with its part."""
 
     caller: Caller
     task: Task
@@ -461,18 +498,18 @@ class Database:
                 # Every connection asks for it before anything else, and behind a pooler every call.
                 self._promoted = False
                 self.storage.skip_lost_numbers()
-            answer = getattr(self.storage.ledger, call.verb)(*call.args, **call.kwargs)
+            answer = attrgetter(call.verb)(self.storage.ledger)(*call.args, **call.kwargs)
         except LedgerError as error:
             call.reply(Reply(error=error))
             return
         finally:
             here.pop()
-        if call.verb == "keep_watch" and self.in_doubt:
+        if call.verb == "recovery.tick" and self.in_doubt:
             self.counted, self.doubted_s = self.terminated, self.hub.now_s
         if call.verb in OBSERVED:
-            if call.verb == "declare_dead" and answer:
+            if call.verb == "recovery.declare_dead" and answer:
                 self.suspicions[call.args[0]] = call.args[1].session
-            if call.verb in ("beat", "register"):
+            if call.verb in ("workers.beat", "workers.register"):
                 self._stamp(call)
             self.observe(call, answer)
         if fault is not None:
@@ -487,8 +524,8 @@ class Database:
         return None
 
     def _stamp(self, call: Call) -> None:
-        worker_id = call.args[0].worker_id if call.verb == "beat" else call.args[0].id
-        if call.verb == "beat" or worker_id not in self.beats_s:
+        worker_id = call.args[0].worker_id if call.verb == "workers.beat" else call.args[0].id
+        if call.verb == "workers.beat" or worker_id not in self.beats_s:
             self.beats_s[worker_id] = self.hub.now_s
         if call.session is not None:
             self.stamps[worker_id] = call.session

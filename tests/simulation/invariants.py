@@ -175,23 +175,25 @@ class Invariants:
     def observe(self, call: Call, answer: Any) -> None:
         """Look at a call that was executed."""
         match call.verb:
-            case "register":
+            case "workers.register":
                 # Repeated after a lost answer it changes nothing, and is no heartbeat.
                 if self.workers[call.args[0].id].beat_s is None:
                     self._heard(call.args[0].id)
-            case "beat":
+            case "workers.beat":
                 if answer.state in LIVE_STATES:
                     self._heard(call.args[0].worker_id)
-            case "enqueue":
+            case "jobs.enqueue":
                 self._enqueued(call.args[0], answer)
-            case "fire_schedule":
+            case "schedules.fire":
                 self._fired(call.args[0].jobs, answer)
-            case "turn":
+            case "workers.turn":
                 self._turned(call.args[0], answer)
-            case "declare_dead":
+            case "recovery.declare_dead":
                 self._condemned(call.args[0], call.args[1], answer)
-            case "settle":
+            case "recovery.settle":
                 self._settled(call.args[0], call.args[1], call.args[2], answer)
+            case _:
+                raise AssertionError(f"{call.verb} is observed and not understood")
 
     def _heard(self, worker_id: str) -> None:
         self.workers[worker_id].beats.append(self.now())

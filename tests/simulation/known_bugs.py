@@ -12,16 +12,22 @@ from unstuck.domain.liveness import Detector, Evidence, Session, Verdict
 from unstuck.domain.states import WorkerState
 from unstuck.ledger.contract.workers import Heartbeat, HeartbeatAnswer
 from unstuck.ledger.sqlite.clock import Clock
-from unstuck.ledger.sqlite.ledger import SqliteLedger
+from unstuck.ledger.sqlite.workers import Workers
 from unstuck.recovery import reap
+
+
+def _patch(owner: object, name: str, value: object) -> None:
+    """Replace something that is there: a patch of what has moved would make an old mistake silently harmless."""
+    assert name in vars(owner), f"{owner} has no {name} of its own any more"
+    setattr(owner, name, value)
 
 
 def amnesty() -> None:
     """Row 1: a heartbeat that comes later than half of the timeout resets the silence of everybody."""
-    beat = SqliteLedger.beat
+    beat = Workers.beat
 
-    def beat_with_amnesty(self: SqliteLedger, pulse: Heartbeat) -> HeartbeatAnswer:
-        with self.db.write() as cursor:
+    def beat_with_amnesty(self: Workers, pulse: Heartbeat) -> HeartbeatAnswer:
+        with self._db.write() as cursor:
             rows = cursor.execute(
                 "SELECT w.suspect_after_s, w.heartbeat_interval_s, b.beat_at,"
                 " (SELECT max(o.beat_at) FROM unstuck_worker_heartbeats o JOIN unstuck_workers v ON v.id = o.worker_id"
@@ -35,7 +41,7 @@ def amnesty() -> None:
                     cursor.execute("DELETE FROM unstuck_watch_periods")
         return beat(self, pulse)
 
-    SqliteLedger.beat = beat_with_amnesty  # type: ignore[method-assign]
+    _patch(Workers, "beat", beat_with_amnesty)
 
 
 def any_server() -> None:
@@ -49,7 +55,7 @@ def any_server() -> None:
             return Session.PRESENT
         return Session.MISSING
 
-    network.session_of = session_of
+    _patch(network, "session_of", session_of)
 
 
 def cut_off() -> None:
@@ -64,18 +70,18 @@ def cut_off() -> None:
             return Verdict(WorkerState.DEAD, Detector.SESSION, "its database session was lost", vitals.silent_s)
         return judge(vitals, session_grace_s=session_grace_s, peers=peers, session=session, lease=lease)
 
-    liveness.NOT_CUT_OFF_S = math.inf
-    reap.judge = judge_by_any_session
+    _patch(liveness, "NOT_CUT_OFF_S", math.inf)
+    _patch(reap, "judge", judge_by_any_session)
 
 
 def raw_clock() -> None:
     """Row 9: silence is what the ledger's clock says, whoever set it."""
-    Clock.counted_s = lambda self, beat_at: math.inf if beat_at is None else max(0.0, self.at - beat_at)  # type: ignore[method-assign]
+    _patch(Clock, "counted_s", lambda self, beat_at: math.inf if beat_at is None else max(0.0, self.at - beat_at))
 
 
 def undoubted() -> None:
     """Row 18: a session is missing, though someone terminated it or no connection was free."""
-    liveness.Evidence.session_lost = property(lambda self: self.session is Session.MISSING)  # type: ignore[method-assign, assignment]
+    _patch(liveness.Evidence, "session_lost", property(lambda self: self.session is Session.MISSING))
 
 
 MUTANTS: dict[str, Callable[[], None]] = {

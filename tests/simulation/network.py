@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from greenlet import GreenletExit
-from tests.simulation.database import READS, Call, Database, Reply, Session
+from tests.simulation.database import PARTS, READS, Call, Database, Reply, Session, verbs
 from tests.simulation.scheduler import Process
 
 from unstuck.domain.liveness import Session as Presence
@@ -19,7 +19,7 @@ from unstuck.ledger.contract.recovery import WorkerWatch
 FILE_LATENCY_S = 0.0005
 MOST_CALLS_PER_S = 400
 """A process that calls more often than this has a loop that does not wait."""
-WATCHING = frozenset({"watch", "to_judge", "peers_of", "keep_watch"})
+WATCHING = verbs("recovery.watch", "recovery.to_judge", "recovery.peers_of", "recovery.tick")
 
 
 @dataclass
@@ -30,8 +30,23 @@ class Cut:
     back: int = 0
 
 
+class RemotePart:
+    """A part of the ledger as one process sees it: every verb of it is a call over the road."""
+
+    def __init__(self, name: str, call: Callable[..., Any]) -> None:
+        self._name = name
+        self._call = call
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        if verb.startswith("_") or not hasattr(PARTS[self._name], verb):
+            raise AttributeError(verb)
+        made = partial(self._call, f"{self._name}.{verb}")
+        setattr(self, verb, made)
+        return made
+
+
 class NetworkLink:
-    """A ledger as one process sees it. Every verb of the contract is a call over this road."""
+    """A ledger as one process sees it. Every verb of its parts is a call over this road."""
 
     def __init__(
         self,
@@ -74,11 +89,11 @@ class NetworkLink:
         """Sessions that this end gave up and the server does not know to be over."""
         self._lost: list[tuple[Call, Callable[..., None], tuple[Any, ...]]] = []
 
-    def __getattr__(self, verb: str) -> Callable[..., Any]:
-        if verb.startswith("_"):
-            raise AttributeError(verb)
-        made = partial(self._call, verb)
-        setattr(self, verb, made)
+    def __getattr__(self, name: str) -> RemotePart:
+        if name not in PARTS:
+            raise AttributeError(name)
+        made = RemotePart(name, self._call)
+        setattr(self, name, made)
         return made
 
     @property
@@ -169,7 +184,7 @@ class NetworkLink:
             raise GreenletExit
         assert task is not None, f"{verb} was called from nowhere"
         self._count_call()
-        if verb == "register" and not self.single_host:
+        if verb == "workers.register" and not self.single_host:
             args = (self.server.adopt(args[0]),)
         call = Call(self, task, verb, args, kwargs, self._session, self.worker_id)
         self._later(self._arrive, call)
@@ -249,10 +264,10 @@ class NetworkLink:
         """Add what PostgreSQL says of sessions, and SQLite cannot."""
         if self.server.shape == "file":
             return answer
-        if verb == "keep_watch":
+        if verb == "recovery.tick":
             age_s = 0.0 if self._session is None else self.process.hub.now_s - self._session.began_s
             return msgspec.structs.replace(answer, connected_s=age_s)
-        if verb == "to_judge":
+        if verb == "recovery.to_judge":
             workers, well = answer
             return [self._with_session(worker) for worker in workers], well
         return [self._with_session(worker) for worker in answer]

@@ -181,7 +181,7 @@ class WorkerProcess:
         while True:
             sent_s = host.boottime_s()
             try:
-                self.road.register(birth)
+                self.road.workers.register(birth)
             except LedgerUnavailable:
                 self._pause(LONGEST_PAUSE_S)
             else:
@@ -212,7 +212,7 @@ class WorkerProcess:
                 continue
             sent_s = host.boottime_s()
             try:
-                answer = self.road.beat(Heartbeat(self.id, len(self.given), self.processed))
+                answer = self.road.workers.beat(Heartbeat(self.id, len(self.given), self.processed))
             except LedgerError:
                 pause_s = min(max(FIRST_PAUSE_S, pause_s * 2), LONGEST_PAUSE_S)
                 self._pause(pause_s)
@@ -493,7 +493,7 @@ class WorkerProcess:
 
     def _retire(self) -> None:
         try:
-            self.road.retire(self.id)
+            self.road.workers.stop(self.id)
         except LedgerError:
             pass
         self.world.tell(f"{self.id} shut down in order")

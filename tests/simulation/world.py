@@ -231,7 +231,7 @@ class World:
         self.faults.heal()
         if scenario.schedule_every_s is not None:
             # Else there would always be one more job.
-            self.server.storage.ledger.pause_schedule("clock", True, "the simulation")
+            self.server.storage.ledger.schedules.pause("clock", True, "the simulation")
         self.tell("everything is healed")
         self._replace_the_lost()
         self._wait_for_jobs()
@@ -285,14 +285,14 @@ class World:
 
     def _stored(self) -> dict[int, JobRecord]:
         ledger = self.server.storage.ledger
-        return {job.id: job for job in ledger.jobs(JobFilter(limit=10_000))}
+        return {job.id: job for job in ledger.jobs.list(JobFilter(limit=10_000))}
 
     # Checks -------------------------------------------------------------------------------------
 
     def _undeclared(self, quiet_from_s: float) -> list[str]:
         """Return the workers that have been silent since before the quiet, and that nobody has declared dead."""
         found = []
-        for record in self.server.storage.ledger.workers(living_only=True):
+        for record in self.server.storage.ledger.workers.list(living_only=True):
             facts = self.history.workers.get(record.id)
             if facts is None or facts.beat_s is None or facts.beat_s >= quiet_from_s or self._is_left(record.id):
                 continue
@@ -305,7 +305,7 @@ class World:
 
     def _is_left(self, worker_id: str) -> bool:
         """Return whether the worker holds something that nobody may take: an operator decides, or a deadline."""
-        held = self.server.storage.ledger.held_jobs(worker_id, 100)
+        held = self.server.storage.ledger.recovery.held_jobs(worker_id, 100)
         if not (self.recovery.auto_fail_stale_running and self.recovery.auto_requeue_stale_claimed) and held:
             return True
         return any(job.heartbeat_timeout_s is None for job in held)
@@ -322,7 +322,7 @@ class World:
         timing = Timing(every_s=every_s)
         known = ScheduleDefinition("clock", TASK, QUEUE, timing, pack_job(job), "skip")
         with stand_on(self.server.machine):
-            self.server.storage.ledger.know_schedules([known], "operator")
+            self.server.storage.ledger.schedules.know([known], "operator")
 
     def close(self) -> None:
         """End every process: nothing of this run may go on in the next."""

@@ -79,9 +79,10 @@ def test_a_batch_whose_commit_is_uncertain_is_not_written_again_one_by_one() -> 
 
 
 class Outcomes:
-    """As much of a ledger as somebody who waits needs."""
+    """As much of a ledger, and of its part for jobs, as a client that waits needs."""
 
     def __init__(self) -> None:
+        self.jobs = self
         self.finished: set[int] = set()
         self.trouble: Exception | None = None
 

@@ -293,9 +293,10 @@ def test_a_large_body_of_a_worker_is_read_beside_the_event_loop(is_large: bool) 
 
 
 class Book:
-    """A ledger that is asked for beats only."""
+    """A ledger, and its part for workers, that is asked for heartbeats only."""
 
     def __init__(self) -> None:
+        self.workers = self
         self.batches: list[list[RemoteHeartbeat]] = []
 
     def beat_async(self, pulses: list[RemoteHeartbeat]) -> None:

@@ -24,9 +24,10 @@ NASTY = 'a"b\\c\nd{}é,='
 
 
 class Book:
-    """A ledger that only counts, and refuses to when asked to."""
+    """A ledger, and its part with the counters, that only counts, and refuses to when asked to."""
 
     def __init__(self) -> None:
+        self.admin = self
         self.totals: dict[tuple[str, str], float] = {}
         self.lately: dict[tuple[str, str], float] = {}
         self.writes = 0
@@ -219,11 +220,14 @@ def test_scrapes_at_once_ask_the_ledger_once() -> None:
     class Asked:
         looks = 0
 
+        def __init__(self) -> None:
+            self.admin = self.queues = self.workers = self
+
         def counters(self) -> list[Count]:
             self.looks += 1
             return []
 
-        def queues(self) -> list[QueueRecord]:
+        def list(self) -> Sequence[QueueRecord]:
             return []
 
         def fleet(self) -> Fleet:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,28 @@ class SlowLedger:
         self._clock = clock
         self.single_host = False
 
-    def __getattr__(self, verb: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._clock.now_s += CALL_S / 2
-            answer = getattr(self._ledger, verb)(*args, **kwargs)
-            self._clock.now_s += CALL_S / 2
-            return answer
+    def __getattr__(self, part: str) -> "SlowPart":
+        return SlowPart(getattr(self._ledger, part), self._clock)
 
-        return call
+
+class SlowPart:
+    """One part of a ledger far away, or a verb of the ledger itself."""
+
+    def __init__(self, part: Any, clock: Clock) -> None:
+        self._part = part
+        self._clock = clock
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._slowly(self._part, *args, **kwargs)
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        return partial(self._slowly, getattr(self._part, verb))
+
+    def _slowly(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._clock.now_s += CALL_S / 2
+        answer = call(*args, **kwargs)
+        self._clock.now_s += CALL_S / 2
+        return answer
 
 
 @pytest.fixture

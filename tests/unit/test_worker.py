@@ -187,9 +187,10 @@ def test_entries_of_an_uncertain_turn_come_back_and_a_newer_checkpoint_stands() 
 
 
 class _Refusing:
-    """A ledger that cannot store what is called bad."""
+    """A ledger, and its part for workers, that cannot store what is called bad."""
 
     def __init__(self) -> None:
+        self.workers = self
         self.turns: list[Turn] = []
 
     def turn(self, turn: Turn) -> TurnAnswer:
@@ -289,6 +290,10 @@ def test_a_ledger_that_can_be_read_and_not_written_is_not_asked_without_a_pause(
     class Standby:
         asked = 0
 
+        @property
+        def workers(self) -> "Standby":
+            return self
+
         def turn(self, _turn: Turn) -> None:
             self.asked += 1
             raise LedgerUnavailable("read-only")
@@ -356,24 +361,25 @@ class Bell:
 
 
 class Ledger:
-    """What the thread calls, with trouble on request."""
+    """What the thread calls, with trouble on request: each part is the ledger itself."""
 
     def __init__(self) -> None:
+        self.workers = self.maintenance = self.events = self
         self.beats: list[float] = []
         self.listened = 0
         self.trouble: Exception | None = None
         self.busy_promotions = 0
         self.promoted = 0
         self.next_due_in_s: float | None = None
-        self.events: list[tuple[int | None, str]] = []
+        self.written: list[tuple[int | None, str]] = []
         self.progress: dict[int, float | None] = {}
         self.writes_trouble: list[Exception] = []
 
-    def write_event(self, _kind: str, text: str, *, job_id: int | None = None, worker_id: str | None = None) -> int:
+    def write(self, _kind: str, text: str, *, job_id: int | None = None, worker_id: str | None = None) -> int:
         if self.writes_trouble:
             raise self.writes_trouble.pop()
-        self.events.append((job_id, text))
-        return len(self.events)
+        self.written.append((job_id, text))
+        return len(self.written)
 
     def note_progress(self, _worker_id: str, notes: list[Progress]) -> None:
         if self.writes_trouble:
@@ -448,8 +454,8 @@ def test_events_and_progress_that_could_not_be_written_are_written_later(made: A
     made.ledger.writes_trouble = [trouble, trouble, trouble]
     made.thread.report_progress([Progress(1, 7, 0.0, 0.5)])
     made.thread.report_events([(EventKind.LOOP_BLOCKED, number, "blocked") for number in range(3)])
-    wait_for(lambda: len(made.ledger.events) == 3, "the events to be written")
-    assert [job_id for job_id, _ in made.ledger.events] == [0, 1, 2]
+    wait_for(lambda: len(made.ledger.written) == 3, "the events to be written")
+    assert [job_id for job_id, _ in made.ledger.written] == [0, 1, 2]
     assert made.ledger.progress == {7: 0.5}
 
 
@@ -461,7 +467,7 @@ def test_what_the_ledger_refuses_for_good_holds_up_nothing_behind_it(
     made.thread.report_events([(EventKind.LOOP_BLOCKED, 0, "refused"), (EventKind.LOOP_BLOCKED, 1, "blocked")])
     made.thread.promote_in(0.0)
     wait_for(lambda: made.ledger.promoted, "what comes behind it")
-    assert made.ledger.events == [(1, "blocked")]
+    assert made.ledger.written == [(1, "blocked")]
     assert made.ledger.listened == 1, "it is not taken for an outage"
     assert sum("refused" in one.getMessage() for one in caplog.records) == 2
 
@@ -472,19 +478,19 @@ def test_of_more_events_than_are_kept_the_newest_are_written_and_the_rest_is_log
     waiting, go_on = threading.Event(), threading.Event()
 
     def wait_in_write(*_: object, **__: object) -> None:
-        made.ledger.write_event = write
+        made.ledger.write = write
         waiting.set()
         go_on.wait(60)
         raise LedgerUnavailable("away")
 
-    write, made.ledger.write_event = made.ledger.write_event, wait_in_write
+    write, made.ledger.write = made.ledger.write, wait_in_write
     made.thread.report_events([(EventKind.LOOP_BLOCKED, -1, "first")])
     waiting.wait(60)
     for number in range(MAX_NEWS + 10):
         made.thread.report_events([(EventKind.LOOP_BLOCKED, number, "more")])
     go_on.set()
     wait_for(lambda: any("dropped" in one.getMessage() for one in caplog.records), "the loss to be logged")
-    assert [job_id for job_id, _ in made.ledger.events] == list(range(10, MAX_NEWS + 10))
+    assert [job_id for job_id, _ in made.ledger.written] == list(range(10, MAX_NEWS + 10))
 
 
 def test_due_jobs_that_an_open_transaction_has_locked_are_not_asked_for_without_a_pause(made: Any) -> None:

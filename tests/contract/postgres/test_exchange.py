@@ -16,6 +16,7 @@ from unstuck.errors import LedgerError, RefusedValue, UncertainCommit
 from unstuck.ledger.contract.jobs import Enqueued, Request
 from unstuck.ledger.contract.workers import ClaimRequest, Exchange, OnceJob, RemoteHeartbeat, ReplyAddress, Turn
 from unstuck.ledger.postgres.ledger import PostgresLedger
+from unstuck.ledger.postgres.turn import parameters_of
 
 WISH = ClaimRequest((QUEUE,), (TASK,), 1, start=1)
 LETTER = ReplyAddress(b"client-0123456789", "echo", "r1")
@@ -164,7 +165,7 @@ def test_what_has_no_turns_is_certain_in_the_end(far: tuple[PostgresLedger, Prox
 def test_wishes_that_find_nothing_write_nothing(ledger: PostgresLedger) -> None:
     """No transaction number is drawn, so nobody waits for a disk."""
     asked = b"select pg_current_xact_id_if_assigned() is null"
-    wish = (ledger.sql["turn"], ledger._turn_values(Turn("w1", claim_request=WISH)))
+    wish = (ledger.sql["turn"], parameters_of(ledger.gaps, Turn("w1", claim_request=WISH)))
     assert ledger.turn_connection.write_all([wish, wish, (asked, {})])[-1] == [(True,)]
     put(ledger)
     assert ledger.turn_connection.write_all([wish, wish, (asked, {})])[-1] == [(False,)]

@@ -4,6 +4,7 @@ import asyncio
 import select
 import signal
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -274,7 +275,8 @@ class SentUnnoticed:
 
 def test_nobody_waits_to_write_what_has_landed() -> None:
     mine, theirs = socket.socketpair()
-    ledger: Any = type("Sky", (), {"beat_async": lambda self, pulses: SentUnnoticed(mine.fileno())})()
+    workers = SimpleNamespace(beat_async=lambda pulses: SentUnnoticed(mine.fileno()))
+    ledger: Any = SimpleNamespace(workers=workers)
 
     async def scene() -> bool:
         theirs.send(b"!")

@@ -22,7 +22,7 @@ from unstuck import host
 from unstuck.config import Recovery, Settings
 from unstuck.errors import LedgerUnavailable
 from unstuck.ledger.contract.jobs import Enqueued, NewJob
-from unstuck.ledger.sqlite import enqueue, jobs
+from unstuck.ledger.sqlite import jobs
 from unstuck.ledger.sqlite.enqueue import insert_jobs
 from unstuck.ledger.sqlite.ledger import SqliteLedger
 from unstuck.ledger.sqlite.lock import FairLock, Holder, Turnstile, Watch, read_holder
@@ -34,7 +34,7 @@ import sys
 from unstuck.config import Settings
 from unstuck.ledger.contract.jobs import NewJob
 from unstuck.ledger.sqlite.ledger import SqliteLedger
-print(SqliteLedger(Settings(url=sys.argv[1])).enqueue([NewJob("add", "default", b"from another process")]))
+print(SqliteLedger(Settings(url=sys.argv[1])).jobs.enqueue([NewJob("add", "default", b"from another process")]))
 """
 
 HAMMER = """
@@ -284,8 +284,8 @@ def test_a_large_enqueue_says_how_long_it_may_need(
         os.close(fd)
         return insert_jobs(cursor, jobs)
 
-    monkeypatch.setattr(enqueue, "insert_jobs", look_and_insert)
-    ledger.enqueue([new_job()] * 20_000)
+    monkeypatch.setattr(jobs, "insert_jobs", look_and_insert)
+    ledger.jobs.enqueue([new_job()] * 20_000)
     [holder] = seen
     assert holder is not None
     assert (holder.pid, holder.limit_s) == (os.getpid(), 20.0)

@@ -61,34 +61,23 @@ class MinuteCount(msgspec.Struct, frozen=True, gc=False):
     value: float
 
 
-class Fleet(msgspec.Struct, frozen=True):
-    """All workers in a few numbers: what a scrape needs, however many there are."""
+class Admin(Protocol):
+    """API tokens, the audit log and counters."""
 
-    workers: dict[str, int]
-    """How many there are of each state; the dead and stopped until retention removes them."""
-    late: int = 0
-    """Living workers that missed two beats in a row."""
-    silent_s: float = 0.0
-    """The longest silence among the living."""
-    unswept_s: float | None = None
-    """Since the sweep ticket ran out; 0 while somebody has it, None when nobody ever took it."""
-
-
-class AccessVerbs(Protocol):
     def add_api_token(self, token: NewApiToken) -> None:
-        """Write a token of the web door down; its id must be new."""
+        """Store a token of the HTTP API; its id must be new."""
         ...
 
     def api_tokens(self) -> list[ApiTokenRecord]:
-        """Give every token there ever was, oldest first: also those that are revoked or have expired."""
+        """Return every token there ever was, oldest first, even revoked and expired ones."""
         ...
 
     def revoke_api_token(self, token_id: str) -> bool:
-        """End a token for good; False where there is none that still stands."""
+        """Revoke a token for good. Return False if there is none or it is revoked already."""
         ...
 
     def begin_audit(self, by: str, via: str, verb: str, target: str) -> int:
-        """Write down what an operator is about to do, before it is done; gives the number of the note."""
+        """Write down what an operator is about to do, before it is done. Return the id of the entry."""
         ...
 
     def end_audit(self, audit_id: int, outcome: str) -> None:
@@ -99,12 +88,6 @@ class AccessVerbs(Protocol):
         """Newest first."""
         ...
 
-    def sweep_audit(self, older_than_s: float, limit: int) -> int:
-        """Remove notes that are older than given."""
-        ...
-
-
-class CountingVerbs(Protocol):
     def count(self, totals: Sequence[Count], lately: Sequence[Count] = ()) -> None:
         """Add to what was counted since ever, and to what was counted in this minute, in one commit.
 
@@ -113,21 +96,13 @@ class CountingVerbs(Protocol):
         ...
 
     def counters(self) -> list[Count]:
-        """Give what was counted since ever."""
+        """Return the totals of all counters."""
         ...
 
     def counter_series(self, names: Collection[str], since_minute: int) -> list[MinuteCount]:
-        """Give what was counted minute by minute, oldest first; minutes in which nothing was are left out."""
+        """Return what was counted minute by minute, oldest first. Minutes without a count are left out."""
         ...
 
     def counter_sums(self, name: str, since_minute: int) -> list[Count]:
         """Return what was counted under a name since a minute, added up by labels."""
-        ...
-
-    def sweep_counters(self, kept_minutes: int, limit: int) -> int:
-        """Remove the rows of minutes longer ago; the totals stay."""
-        ...
-
-    def fleet(self) -> Fleet:
-        """Give all workers in a few numbers; as cheap with ten thousand."""
         ...

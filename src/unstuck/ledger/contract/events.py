@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from unstuck.domain.event_cursor import Cursor, stamp_of
-from unstuck.domain.states import JobState, WorkerState
+from unstuck.domain.states import WorkerState
 from unstuck.ledger.contract.diagnosis import QueueBacklog
 from unstuck.ledger.contract.workers import WorkerVerdict
 
@@ -38,16 +38,6 @@ class EventPage(msgspec.Struct, frozen=True):
         """Return whether the event of the cursor was replaced, as by a failover that lost it. What retention removed
         contradicts nothing: it begins with the oldest."""
         return not self.is_known and self.oldest_id is not None and self.oldest_id <= cursor.id
-
-
-class JobPosition(msgspec.Struct, frozen=True):
-    """Where a job stands, for somebody who follows it: a narrow look that costs next to nothing."""
-
-    job_id: int
-    state: JobState
-    attempt: int
-    token: int | None
-    worker_id: str | None
 
 
 EventKey = tuple[int, int, int]
@@ -156,8 +146,10 @@ class ConditionLook(msgspec.Struct, frozen=True):
     """Somebody, living or not, holds a job."""
 
 
-class TellingVerbs(Protocol):
-    def write_event(
+class Events(Protocol):
+    """Write and read events, alerts and conditions."""
+
+    def write(
         self,
         kind: str,
         message: str,
@@ -169,17 +161,22 @@ class TellingVerbs(Protocol):
         """Write an event that belongs to no other verb; give its id. `about` names what is neither job nor worker."""
         ...
 
-    def job_position(self, job_ids: Collection[int]) -> list[JobPosition]:
-        """Say where these jobs stand; those that do not exist are left out."""
+    def newest_cursor(self) -> Cursor:
+        """Return the position behind all events that can be seen now."""
         ...
 
-    def unserved(self, wanted: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Give those pairs of queue and task that no worker would take now: none lives that serves the one and knows
-        the other, or all that do are leaving or switched off."""
+    def since(
+        self, cursor: Cursor, *, job_id: int | None = None, worker_id: str | None = None, limit: int = 100
+    ) -> EventPage:
+        """Return the next events behind this position, whatever the order of their ids; of one job or of one worker,
+        if one is given."""
         ...
 
+    def for_alerts(self, kinds: Collection[str], after: Cursor, but: Collection[int], limit: int) -> AlertPage:
+        """Return events of these kinds behind a position, in the order of their transactions, without those whose ids
+        are in `but`. Of events about jobs only 'quarantined' and 'workflow_paused' are there to be told."""
+        ...
 
-class AlertVerbs(Protocol):
     def add_alert_target(self, target: str) -> None:
         """Write down, unless it is there, that this target (a fingerprint) is told of what happens from now on."""
         ...
@@ -188,11 +185,6 @@ class AlertVerbs(Protocol):
 
     def save_alert_target(self, target: str, version: int, position: str, state: str) -> bool:
         """Write how far it was told, if nobody did since this version was read; else False."""
-        ...
-
-    def events_for_alerts(self, kinds: Collection[str], after: Cursor, but: Collection[int], limit: int) -> AlertPage:
-        """Return events of these kinds behind a position, in the order of their transactions, without those whose ids
-        are in `but`. Of events about jobs only 'quarantined' and 'workflow_paused' are there to be told."""
         ...
 
     def look_for_conditions(self, late_s: float | None = None) -> ConditionLook:
@@ -205,4 +197,15 @@ class AlertVerbs(Protocol):
     def change_conditions(self, changes: Sequence[ConditionChange], remind_s: float) -> int:
         """Write what began, lasts (with an event `KIND_still`, at most once in `remind_s`) or is over (`KIND_over`).
         Each step has one event, however many take it at once; gives how many were written."""
+        ...
+
+    def list(
+        self,
+        *,
+        job_id: int | None = None,
+        worker_id: str | None = None,
+        after_id: int | None = None,
+        limit: int = 100,
+    ) -> list[EventRecord]:
+        """Oldest first; with `after_id` those that follow, else the newest `limit`."""
         ...

@@ -1,6 +1,6 @@
 """Jobs: the records for enqueueing and reading them, and their protocol."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -143,57 +143,6 @@ class JobFilter(msgspec.Struct, frozen=True):
     limit: int = 100
 
 
-class OperatorVerbs(Protocol):
-    def pause(self, queue: str | None, by: str) -> list[str]:
-        """Stop handing out jobs of one queue, or of all; give the queues that changed."""
-        ...
-
-    def resume(self, queue: str | None, by: str) -> list[str]: ...
-
-    def request(self, worker_id: str, what: str, by: str) -> bool:
-        """Ask a worker to 'drain' or 'stop'; False when it is not living."""
-        ...
-
-    def cancel(self, job_ids: Collection[int], by: str) -> dict[int, str]:
-        """Cancel: 'cancelled' (it waited or was only claimed), 'requested' (it runs; its worker is told),
-        'finished' (too late), 'missing'."""
-        ...
-
-    def cancel_untaken(self, job_ids: Collection[int], waited_s: float, by: str) -> list[int]:
-        """Cancel those that have been due for so long and wait for a worker; return which. What a worker has, what
-        sleeps or waits for a signal, and what is not due yet is left alone."""
-        ...
-
-    def retry(self, job_ids: Collection[int], by: str) -> dict[int, str]:
-        """Queue finished jobs again with fresh counters: 'queued', 'live' (not finished), 'succeeded', 'missing',
-        'duplicate' (its unique key is in use by another live job)."""
-        ...
-
-    def purge(self, queue: str, by: str) -> int:
-        """Cancel the pending jobs of a queue that have not begun; return how many.
-
-        Spared are jobs that were tried before, and nodes of workflows of which something has begun."""
-        ...
-
-
-class JournalVerbs(Protocol):
-    def signal(self, job_id: int, name: str, value: bytes, by: str) -> str:
-        """Keep a signal for a job: 'woken' (it waited for this one), 'kept' (until it does), 'finished' (too late),
-        'full' (too many wait for it already), 'workflow' (it stands for one, and takes none), 'missing'. Several of one
-        name are taken in their order, each once."""
-        ...
-
-    def journal(self, job_id: int, within_bytes: int | None = None) -> list[JournalRecord]:
-        """Return what the job wrote down, in order; the checkpoint, if there is one, comes first.
-
-        If the values have more than `within_bytes` together, the largest are left out: no JSON is empty as they are."""
-        ...
-
-    def signals(self, job_id: int, within_bytes: int | None = None) -> list[SignalRecord]:
-        """Return all signals that it was sent, oldest first, taken or not; values are left out as in `journal`."""
-        ...
-
-
 # Client → ledger ----------------------------------------------------------------------------
 
 
@@ -279,7 +228,56 @@ class OnceAnswer(msgspec.Struct, frozen=True):
     """This was not the first."""
 
 
-class ClientVerbs(Protocol):
+class JobLinks(msgspec.Struct, frozen=True):
+    """What few jobs have beside their work."""
+
+    concurrency_key: str | None = None
+    concurrency_limit: int | None = None
+    blocked: bool = False
+    expires_at: float | None = None
+    retain_s: float | None = None
+    unique_for: str | None = None
+    workflow_id: int | None = None
+    place: int | None = None
+    awaits_signal: str | None = None
+
+
+class DeferredRecord(msgspec.Struct, frozen=True):
+    """What the ledger knows of an outcome that it could not be given yet."""
+
+    worker_id: str
+    is_return: bool
+    reason: str
+    since: float
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a running job says it is, and since when its interpreter is silent."""
+
+    job_id: int
+    token: int
+    at: float
+    """Its last sign, in seconds since 1970."""
+    done: float | None = None
+    total: float | None = None
+    message: str = ""
+    busy_since: float | None = None
+    """Since when no Python code ran in its process: it is busy in C code, or stuck there."""
+
+
+class JobPosition(msgspec.Struct, frozen=True):
+    """Where a job stands, for somebody who follows it: a narrow look that costs next to nothing."""
+
+    job_id: int
+    state: JobState
+    attempt: int
+    token: int | None
+    worker_id: str | None
+
+
+class Jobs(Protocol):
+    """Enqueue jobs, read them, and act on them."""
+
     def enqueue(self, jobs: Sequence[NewJob], patience_s: float = 10.0) -> list[Enqueued]:
         """Store jobs durably, all or none, in their order. Repeats itself safely where the commit was uncertain.
 
@@ -294,30 +292,75 @@ class ClientVerbs(Protocol):
         """Store jobs inside the caller's own transaction; nothing is committed here."""
         ...
 
-    def notify(self, words: Iterable[str]) -> None:
-        """Wake who listens: 'queue:NAME', 'worker:ID' (control), 'workers' (somebody was born or died).
-
-        Best effort, outside any transaction, never raises for a bell that cannot be rung."""
-        ...
-
     def outcomes(self, job_ids: Collection[int]) -> list[Outcome]:
-        """Give those that are finished, of any state; the others are left out."""
+        """Return the outcomes of the jobs that have finished, whatever their state. The others are left out."""
         ...
 
     def missing(self, job_ids: Collection[int]) -> set[int]:
-        """Give those that do not exist (never did, or were pruned)."""
+        """Return the ids that do not exist: they never did, or were pruned."""
         ...
 
+    def get(self, job_id: int) -> JobRecord | None: ...
 
-class JobLinks(msgspec.Struct, frozen=True):
-    """What few jobs have beside their work."""
+    def attempts(self, job_id: int) -> list[AttemptRecord]:
+        """Oldest first, the current one included, each with its autopsy where there is one."""
+        ...
 
-    concurrency_key: str | None = None
-    concurrency_limit: int | None = None
-    blocked: bool = False
-    expires_at: float | None = None
-    retain_s: float | None = None
-    unique_for: str | None = None
-    workflow_id: int | None = None
-    place: int | None = None
-    awaits_signal: str | None = None
+    def progress(self, job_ids: Collection[int]) -> dict[int, Progress]:
+        """Return the progress that these jobs reported. Jobs without a report are left out."""
+        ...
+
+    def deferred_outcome(self, job_id: int) -> DeferredRecord | None:
+        """Return since when the outcome of the present attempt of a job waits for a lock; None if it does not."""
+        ...
+
+    def outputs(self, job_id: int) -> list[OutputRecord]: ...
+
+    def links(self, job_id: int) -> JobLinks | None: ...
+
+    def positions(self, job_ids: Collection[int]) -> list[JobPosition]:
+        """Return the state of these jobs in brief. Jobs that do not exist are left out."""
+        ...
+
+    def fates(self, attempts: Sequence[tuple[int, int]]) -> list[Fate]:
+        """Return what became of attempts, each named by job and token, in the same order: one read for all of them."""
+        ...
+
+    def count(self) -> dict[str, int]:
+        """Count jobs by state."""
+        ...
+
+    def cancel(self, job_ids: Collection[int], by: str) -> dict[int, str]:
+        """Cancel: 'cancelled' (it waited or was only claimed), 'requested' (it runs; its worker is told),
+        'finished' (too late), 'missing'."""
+        ...
+
+    def cancel_untaken(self, job_ids: Collection[int], waited_s: float, by: str) -> list[int]:
+        """Cancel those that have been due for so long and wait for a worker; return which. What a worker has, what
+        sleeps or waits for a signal, and what is not due yet is left alone."""
+        ...
+
+    def retry(self, job_ids: Collection[int], by: str) -> dict[int, str]:
+        """Queue finished jobs again with fresh counters: 'queued', 'live' (not finished), 'succeeded', 'missing',
+        'duplicate' (its unique key is in use by another live job)."""
+        ...
+
+    def signal(self, job_id: int, name: str, value: bytes, by: str) -> str:
+        """Keep a signal for a job: 'woken' (it waited for this one), 'kept' (until it does), 'finished' (too late),
+        'full' (too many wait for it already), 'workflow' (it stands for one, and takes none), 'missing'. Several of one
+        name are taken in their order, each once."""
+        ...
+
+    def journal(self, job_id: int, within_bytes: int | None = None) -> list[JournalRecord]:
+        """Return what the job wrote down, in order; the checkpoint, if there is one, comes first.
+
+        If the values have more than `within_bytes` together, the largest are left out: no JSON is empty as they are."""
+        ...
+
+    def signals(self, job_id: int, within_bytes: int | None = None) -> list[SignalRecord]:
+        """Return all signals that it was sent, oldest first, taken or not; values are left out as in `journal`."""
+        ...
+
+    def list(self, where: JobFilter) -> list[JobRecord]:
+        """Newest first; payload and result are left empty."""
+        ...

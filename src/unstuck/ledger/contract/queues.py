@@ -1,13 +1,12 @@
 """Queues, their limits, concurrency keys and tasks: records and protocol."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import msgspec
 
 from unstuck.domain.limits import QueueLimit
-from unstuck.ledger.contract.jobs import JobLinks
-from unstuck.ledger.contract.maintenance import Expired, KeysChecked
+from unstuck.ledger.contract.jobs import TaskRecord
 
 
 class QueueRecord(msgspec.Struct, frozen=True):
@@ -59,37 +58,52 @@ class QueueLimitRecord(msgspec.Struct, frozen=True):
     """When the rate allows the next one, where that is what is missing."""
 
 
-class OrderVerbs(Protocol):
-    def concurrency_keys(self, key: str | None = None, limit: int = 100) -> list[KeyRecord]:
-        """Give the lines in which somebody stands (or one of them), by their keys."""
+class Queues(Protocol):
+    """Read queues, pause and purge them, and choose limits for queues and concurrency keys."""
+
+    def pause(self, queue: str | None, by: str) -> list[str]:
+        """Stop handing out jobs of one queue, or of all. Return the queues that changed."""
         ...
 
-    def limit_key(self, key: str, places: int | None, by: str) -> None:
-        """Choose how many of a line may be at work at once; None: as its jobs say again."""
+    def resume(self, queue: str | None, by: str) -> list[str]: ...
+
+    def purge(self, queue: str, by: str) -> int:
+        """Cancel the pending jobs of a queue that have not started. Return how many.
+
+        Spared are jobs that were tried before, and nodes of workflows of which something has begun."""
         ...
 
-    def check_keys(self, after: str, limit: int) -> KeysChecked:
-        """Look after some lines: let in who waits at a free place, close lines in which nobody stands."""
+    def tasks(self) -> list[TaskRecord]: ...
+
+    def unserved(self, wanted: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Give those pairs of queue and task that no worker would take now: none lives that serves the one and knows
+        the other, or all that do are leaving or switched off."""
         ...
 
-    def queue_limits(self) -> list[QueueLimitRecord]:
-        """Give the queues that have a limit, or of which an operator said that they have none."""
+    def limits(self) -> list[QueueLimitRecord]:
+        """Return the queues that have a limit, or of which an operator said that they have none."""
         ...
 
     def declare_limits(self, limits: Mapping[str, QueueLimit]) -> None:
-        """Write down what an app says of its queues; what an operator chose stands."""
+        """Store the limits that an app declares. A limit that an operator chose stays."""
         ...
 
-    def limit_queue(self, queue: str, limit: QueueLimit, by: str) -> None:
+    def limit(self, queue: str, limit: QueueLimit, by: str) -> None:
         """Choose the limit of a queue, or that it has none, over what apps declare."""
         ...
 
-    def unlimit_queue(self, queue: str, by: str) -> None:
-        """Take back what an operator chose: apps decide again, from the next worker that starts."""
+    def unlimit(self, queue: str, by: str) -> None:
+        """Remove the limit that an operator chose: apps decide again, from the next worker that starts."""
         ...
 
-    def links(self, job_id: int) -> JobLinks | None: ...
+    def concurrency_keys(self, key: str | None = None, limit: int = 100) -> list[KeyRecord]:
+        """Return the concurrency keys that have jobs (or one of them), in the order of keys."""
+        ...
 
-    def expire_due(self, limit: int) -> Expired:
-        """Cancel jobs that were not begun in time."""
+    def limit_key(self, key: str, places: int | None, by: str) -> None:
+        """Choose how many jobs of a concurrency key may run at once; None: as its jobs say."""
+        ...
+
+    def list(self) -> list[QueueRecord]:
+        """Every queue that has unfinished jobs, a living worker, a known task, or a pause."""
         ...

@@ -104,18 +104,16 @@ class GuardNone(msgspec.Struct, frozen=True):
 Guard = GuardSilent | GuardUnheard | GuardDead | GuardSuspect | GuardNone
 
 
-class ReaperVerbs(Protocol):
-    def keep_watch(self, tick: Tick, ticket: str | None = None, ttl_s: float = 0.0) -> Ticked:
+class Recovery(Protocol):
+    """Watch workers, declare them dead, and settle the jobs that they held."""
+
+    def tick(self, tick: Tick, ticket: str | None = None, ttl_s: float = 0.0) -> Ticked:
         """Extend the watch over the workers, or begin a new watch period, and take the ticket of that name if it is
         free. Every reaper does this before it judges anyone: silence counts only within watch periods."""
         ...
 
-    def take_ticket(self, name: str, ttl_s: float) -> bool:
-        """Win the right to do one round; it expires by itself, so nobody can hold it while frozen."""
-        ...
-
     def watch(self, host: str | None = None) -> list[WorkerWatch]:
-        """Give every living worker, and every dead or stopped one that still holds jobs."""
+        """Return every living worker, and every dead or stopped one that still holds jobs."""
         ...
 
     def to_judge(self) -> tuple[list[WorkerWatch], int]:
@@ -124,12 +122,12 @@ class ReaperVerbs(Protocol):
         the time of a few."""
         ...
 
-    def recovery_rules(self) -> list[RecoveryRules]:
+    def rules(self) -> list[RecoveryRules]:
         """Return the different recovery settings that Python workers stored, living or gone."""
         ...
 
     def peers_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
-        """Give the `size` living workers of this host that follow this one in the order of ids, going round."""
+        """Return the `size` living workers of this host that follow this one in the order of ids, in a ring."""
         ...
 
     def declare_dead(self, worker_id: str, verdict: WorkerVerdict, guard: Guard) -> bool:
@@ -138,7 +136,7 @@ class ReaperVerbs(Protocol):
         ...
 
     def amend_verdict(self, worker_id: str, verdict: WorkerVerdict) -> bool:
-        """Write down more of how a worker ended that is dead already; False where it is not."""
+        """Write down more of how a dead worker ended. Return False if it is not dead."""
         ...
 
     def held_jobs(self, worker_id: str, limit: int) -> list[HeldRecord]:
@@ -152,15 +150,15 @@ class ReaperVerbs(Protocol):
         ...
 
     def overdue(self, limit: int) -> list[HeldRecord]:
-        """Give RUNNING jobs that passed their hard deadline by a grace while their worker is not settling them:
+        """Return RUNNING jobs that passed their hard deadline by a grace while their worker is not settling them:
         those of dead or suspect workers, and of any worker 30 s past the deadline. Left out are those whose outcome a
         living worker has in hand, and only a lock keeps from the ledger."""
         ...
 
     def add_last_words(self, words: Sequence[LastWords]) -> None:
-        """Add what jobs said last to the reports of their deaths that were written without it."""
+        """Add the last output of jobs to reports of their deaths that were written without it."""
         ...
 
     def stale(self, older_than_s: float) -> list[HeldRecord]:
-        """Give held jobs whose worker has been silent for at least so long (or is dead)."""
+        """Return held jobs whose worker has been silent for at least this long, or is dead."""
         ...

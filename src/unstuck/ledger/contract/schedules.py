@@ -30,7 +30,7 @@ class ScheduleRecord(msgspec.Struct, frozen=True):
     """When that was really enqueued."""
     last_job_id: int | None
     version: int
-    """Grows with every change: the fence of `fire_schedule`."""
+    """Grows with every change: the fence of `Schedules.fire`."""
     changed_at: float
     """When its definition was written last."""
 
@@ -75,41 +75,45 @@ def unpack_job(packed: bytes) -> NewJob:
     return _decoder.decode(packed)
 
 
-class ScheduleVerbs(Protocol):
-    def know_schedules(self, definitions: Sequence[ScheduleDefinition], source: Source) -> list[str]:
+class Schedules(Protocol):
+    """Keep the definitions of schedules, and enqueue exactly once per tick."""
+
+    def know(self, definitions: Sequence[ScheduleDefinition], source: Source) -> list[str]:
         """Write definitions down; one that changed takes the place of the old one, and where its times changed it
         begins anew. Gives the names of those that are new or changed. A pause stays."""
         ...
 
-    def differing_schedules(self, known: Mapping[str, str]) -> list[tuple[ScheduleRecord, bool]]:
+    def differing(self, known: Mapping[str, str]) -> list[tuple[ScheduleRecord, bool]]:
         """Return the schedules of apps that have another fingerprint than the one given for their name, each with
         whether a living worker knows it as it is."""
         ...
 
-    def restore_schedule(self, definition: ScheduleDefinition, replaces: str, message: str) -> bool:
+    def restore(self, definition: ScheduleDefinition, replaces: str, message: str) -> bool:
         """Write the definition of an app down again, with an event, if the one with this fingerprint is in force and an
         app made it. Return False if it is not. A pause stays."""
         ...
 
-    def schedules(self) -> list[ScheduleRecord]:
-        """Give every schedule, by name."""
+    def due(self, fingerprints: Collection[str], after: Sequence[str] = ()) -> DueSchedules:
+        """Return the schedules that need attention now: due, just begun, or ahead of the clock.
+
+        Of those with these fingerprints and those that operators made. Paused ones are left out. Those named in `after`
+        come last, in that order."""
         ...
 
-    def due_schedules(self, fingerprints: Collection[str], after: Sequence[str] = ()) -> DueSchedules:
-        """Give those that need somebody now, of those with these fingerprints and those that operators made: due, just
-        begun, or ahead of the clock. Paused ones are left out. Those named in `after` come last, in that order."""
-        ...
-
-    def fire_schedule(self, firing: Firing, wait_s: float = FIRE_WAIT_S) -> list[int] | None:
+    def fire(self, firing: Firing, wait_s: float = FIRE_WAIT_S) -> list[int] | None:
         """Enqueue the jobs of a tick and move the schedule on, in one commit, if nobody did since this version was
         read; else None. Gives the ids of the jobs (of one with the same unique key, where that is unfinished).
         Raises LedgerBusy if another session has held a lock that it needs for longer than `wait_s`."""
         ...
 
-    def pause_schedule(self, name: str, paused: bool, by: str) -> bool:
-        """Stop it, or let it go on from now; False where it is so already or does not exist. With an event."""
+    def pause(self, name: str, paused: bool, by: str) -> bool:
+        """Pause a schedule, or resume it from now, with an event. Return False if it is so already or is missing."""
         ...
 
-    def remove_schedule(self, name: str, by: str) -> bool:
-        """Forget it, with an event. What it enqueued stays."""
+    def remove(self, name: str, by: str) -> bool:
+        """Remove a schedule, with an event. What it enqueued stays."""
+        ...
+
+    def list(self) -> list[ScheduleRecord]:
+        """Return every schedule, by name."""
         ...

@@ -11,7 +11,7 @@ from unstuck.domain.liveness import Detector, read_detector
 from unstuck.domain.recovery_rules import RecoveryRules
 from unstuck.domain.states import JobState, Transport, WorkerState
 from unstuck.domain.worker_health import Disabled, Standing
-from unstuck.ledger.contract.jobs import Enqueued, Fate, NewJob, Request, TaskRecord
+from unstuck.ledger.contract.jobs import Enqueued, NewJob, Progress, Request, TaskRecord
 
 
 class NewWorker(msgspec.Struct, frozen=True):
@@ -230,29 +230,6 @@ class DeferredOutcome(msgspec.Struct, frozen=True):
     """Its code never began: it is on its way back to its queue."""
 
 
-class DeferredRecord(msgspec.Struct, frozen=True):
-    """What the ledger knows of an outcome that it could not be given yet."""
-
-    worker_id: str
-    is_return: bool
-    reason: str
-    since: float
-
-
-class Progress(msgspec.Struct, frozen=True):
-    """How far a running job says it is, and since when its interpreter is silent."""
-
-    job_id: int
-    token: int
-    at: float
-    """Its last sign, in seconds since 1970."""
-    done: float | None = None
-    total: float | None = None
-    message: str = ""
-    busy_since: float | None = None
-    """Since when no Python code ran in its process: it is busy in C code, or stuck there."""
-
-
 class ReplyAddress(msgspec.Struct, frozen=True):
     """Where the answer to a job goes."""
 
@@ -323,72 +300,6 @@ class Listener(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class WorkerVerbs(Protocol):
-    def register(self, new_worker: NewWorker) -> bool:
-        """Write the worker down as ACTIVE with its first beat, and the tasks that it knows. True: its host is
-        disabled, and it must not claim.
-
-        Raise NameTaken if it is a Python worker and a living worker of another transport has its name, or the other way
-        round: people could not tell the two apart."""
-        ...
-
-    def listen(self, worker_id: str) -> Listener:
-        """Open the bell of a worker; call it after `register`."""
-        ...
-
-    def beat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
-        """Push the worker's deadline forward: one narrow UPDATE, never an insert. A missing row means dead."""
-        ...
-
-    def turn(self, turn: Turn) -> TurnAnswer:
-        """Do one turn of the wheel in one commit and one round trip."""
-        ...
-
-    def blocked_outcomes(self, job_ids: Collection[int]) -> dict[int, str]:
-        """Return those of these jobs that cannot be ended now, because another session holds their rows: which one."""
-        ...
-
-    def held(self, worker_id: str) -> list[HeldRecord]:
-        """Give all that the ledger believes this worker holds."""
-        ...
-
-    def note_progress(self, worker_id: str, notes: Sequence[Progress]) -> None:
-        """Write how far running jobs are; what is not this worker's any more is passed over."""
-        ...
-
-    def note_deferred(
-        self, worker_id: str, outcomes: Sequence[DeferredOutcome], good_for_s: float | None = None
-    ) -> None:
-        """Write down that the worker is done with these attempts, though a lock keeps their outcomes from the ledger:
-        they do not count as late while it lives. `good_for_s`: for so long only, unless it is repeated."""
-        ...
-
-    def drain(self, worker_id: str) -> None:
-        """Write ACTIVE → DRAINING."""
-        ...
-
-    def retire(self, worker_id: str) -> None:
-        """Write the end of a worker that shut down in order: STOPPED. What it still holds is left to the reaper."""
-        ...
-
-
-class ExchangeVerbs(Protocol):
-    def exchange(self, exchange: Exchange) -> ExchangeAnswer:
-        """Do all of it in one commit, or nothing. A turn of a dead worker is answered as such, and the others are done
-        all the same. RefusedValue for one value that cannot be stored: split it. Where it only wishes, and there is
-        nothing to be had, nobody who writes is made to wait."""
-        ...
-
-    def reply_addresses(self, client: bytes, after_job_id: int = 0, limit: int = 1000) -> list[ReplyAddress]:
-        """Give the unanswered letters of a client, in the order of their jobs. They go when their jobs go."""
-        ...
-
-    def reply_address(self, job_id: int) -> ReplyAddress | None:
-        """Give the letter of a job, answered or not. A job that is enqueued again under its unique key gets the new
-        one."""
-        ...
 
 
 class WorkerVerdict(msgspec.Struct, frozen=True):
@@ -490,26 +401,44 @@ class PipelinedHeartbeats(Protocol):
         ...
 
 
-class ForeignVerbs(Protocol):
-    def remote_worker(self, worker_id: str) -> WorkerRecord | None:
-        """Give one of them, whatever its state."""
+class Fleet(msgspec.Struct, frozen=True):
+    """All workers in a few numbers: what a scrape needs, however many there are."""
+
+    workers: dict[str, int]
+    """How many there are of each state; the dead and stopped until retention removes them."""
+    late: int = 0
+    """Living workers that missed two beats in a row."""
+    silent_s: float = 0.0
+    """The longest silence among the living."""
+    unswept_s: float | None = None
+    """Since the sweep ticket ran out; 0 while somebody has it, None when nobody ever took it."""
+
+
+class Workers(Protocol):
+    """Register workers, hear their heartbeats, hand them jobs, and read and control them."""
+
+    def register(self, new_worker: NewWorker) -> bool:
+        """Write the worker down as ACTIVE with its first beat, and the tasks that it knows. True: its host is
+        disabled, and it must not claim.
+
+        Raise NameTaken if it is a Python worker and a living worker of another transport has its name, or the other way
+        round: people could not tell the two apart."""
         ...
 
-    def remote_worker_named(self, name: str) -> WorkerRecord | None:
-        """Give the living one of this name, else the last that had it. `register` refuses, by writing nothing, a second
-        living one of the same name."""
+    def listen(self, worker_id: str) -> Listener:
+        """Open the wake-ups of a worker; call it after `register`."""
         ...
 
-    def living_python_worker(self, name: str) -> str | None:
-        """Return the id of a living worker of Python's own with this name, if there is one."""
+    def listen_all(self) -> Listener:
+        """Open a listener that hears every wake-up, for a process that speaks for many workers."""
         ...
 
-    def fates(self, attempts: Sequence[tuple[int, int]]) -> list[Fate]:
-        """Return what became of attempts, each named by job and token, in the same order: one read for all of them."""
+    def beat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
+        """Push the worker's deadline forward: one narrow UPDATE, never an insert. A missing row means dead."""
         ...
 
-    def blocked_workers(self, worker_ids: Collection[str]) -> set[str]:
-        """Return those of these workers whose turns cannot be written now, because another session holds their rows."""
+    def beat_async(self, heartbeats: Sequence[RemoteHeartbeat]) -> PipelinedHeartbeats | None:
+        """Begin to do the same without waiting, for an event loop; None if `record_heartbeats` must be called."""
         ...
 
     def record_heartbeats(self, heartbeats: Sequence[RemoteHeartbeat]) -> list[HeartbeatAnswer]:
@@ -518,16 +447,73 @@ class ForeignVerbs(Protocol):
         the restart."""
         ...
 
-    def beat_async(self, heartbeats: Sequence[RemoteHeartbeat]) -> PipelinedHeartbeats | None:
-        """Begin to do the same without waiting, for an event loop; None if `record_heartbeats` must be called."""
+    def turn(self, turn: Turn) -> TurnAnswer:
+        """Do one turn: settle, start, release and claim in one commit and one round trip."""
         ...
 
-    def listen_all(self) -> Listener:
-        """Open a bell that hears every word, for a process that speaks for many workers."""
+    def exchange(self, exchange: Exchange) -> ExchangeAnswer:
+        """Do all of it in one commit, or nothing. A turn of a dead worker is answered as such, and the others are done
+        all the same. RefusedValue for one value that cannot be stored: split it. Where it only wishes, and there is
+        nothing to be had, nobody who writes is made to wait."""
         ...
 
+    def reply_addresses(self, client: bytes, after_job_id: int = 0, limit: int = 1000) -> list[ReplyAddress]:
+        """Return the unanswered reply addresses of a client, in the order of their jobs. They go when their jobs go."""
+        ...
 
-class HealthVerbs(Protocol):
+    def reply_address(self, job_id: int) -> ReplyAddress | None:
+        """Return the reply address of a job, answered or not. A job enqueued again under its unique key gets the new
+        one."""
+        ...
+
+    def blocked_outcomes(self, job_ids: Collection[int]) -> dict[int, str]:
+        """Return those of these jobs that cannot be ended now, because another session holds their rows: which one."""
+        ...
+
+    def blocked(self, worker_ids: Collection[str]) -> set[str]:
+        """Return those of these workers whose turns cannot be written now, because another session holds their rows."""
+        ...
+
+    def held(self, worker_id: str) -> list[HeldRecord]:
+        """Return all that this worker holds by the ledger."""
+        ...
+
+    def note_progress(self, worker_id: str, notes: Sequence[Progress]) -> None:
+        """Store the progress of running jobs; those that this worker does not hold any more are passed over."""
+        ...
+
+    def note_deferred(
+        self, worker_id: str, outcomes: Sequence[DeferredOutcome], good_for_s: float | None = None
+    ) -> None:
+        """Write down that the worker is done with these attempts, though a lock keeps their outcomes from the ledger:
+        they do not count as late while it lives. `good_for_s`: for so long only, unless it is repeated."""
+        ...
+
+    def request(self, worker_id: str, what: str, by: str) -> bool:
+        """Ask a worker to 'drain' or 'stop'. Return False if it is not living."""
+        ...
+
+    def drain(self, worker_id: str) -> None:
+        """Write ACTIVE → DRAINING."""
+        ...
+
+    def stop(self, worker_id: str) -> None:
+        """Write the end of a worker that shut down in order: STOPPED. What it still holds is left to the reaper."""
+        ...
+
+    def remote(self, worker_id: str) -> WorkerRecord | None:
+        """Return a remote worker, whatever its state."""
+        ...
+
+    def find_remote(self, name: str) -> WorkerRecord | None:
+        """Return the living remote worker of this name, else the last that had it. `register` refuses, by writing
+        nothing, a second living one of the same name."""
+        ...
+
+    def find_python(self, name: str) -> str | None:
+        """Return the id of a living worker of Python's own with this name, if there is one."""
+        ...
+
     def standings(self) -> list[Standing]:
         """Return the living workers as the judgement of health sees them."""
         ...
@@ -539,7 +525,7 @@ class HealthVerbs(Protocol):
         ...
 
     def enable(self, worker_id: str, by: str, reason: str = "") -> bool:
-        """Take that back, and forget the health that it reported; False when it was not switched off itself."""
+        """Enable a worker, and forget the health that it reported. Return False if it was not disabled itself."""
         ...
 
     def disable_host(self, host: str, reason: str, by: str) -> bool:
@@ -548,5 +534,11 @@ class HealthVerbs(Protocol):
         ...
 
     def enable_host(self, host: str, by: str, reason: str = "") -> bool:
-        """Take that back, and forget the health that its workers reported. False if it was not disabled."""
+        """Enable a host, and forget the health that its workers reported. Return False if it was not disabled."""
         ...
+
+    def fleet(self) -> Fleet:
+        """Return all workers in a few numbers; as cheap with ten thousand."""
+        ...
+
+    def list(self, living_only: bool = False) -> list[WorkerRecord]: ...

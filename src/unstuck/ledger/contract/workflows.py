@@ -84,51 +84,42 @@ class WorkflowRecord(msgspec.Struct, frozen=True):
     """How many nodes (tasks) are in each state."""
 
 
-class Repaired(msgspec.Struct, frozen=True):
-    workflow_id: int
-    what: str
+class Workflows(Protocol):
+    """Begin workflows, read them, retry and resume them."""
 
-
-class WorkflowVerbs(Protocol):
-    def begin_workflow(self, workflow: NewWorkflow) -> Enqueued:
-        """Store a workflow and the jobs of those nodes that wait for nobody, all or none. Repeats itself safely."""
+    def begin(self, workflow: NewWorkflow) -> Enqueued:
+        """Store a workflow and the jobs of the nodes that wait for nothing, all or none. Repeats itself safely."""
         ...
 
-    def begin_workflow_on(self, connection: Any, workflow: NewWorkflow) -> Enqueued:
+    def begin_on(self, connection: Any, workflow: NewWorkflow) -> Enqueued:
         """Store a workflow inside the caller's own transaction; nothing is committed here."""
         ...
 
-    def begin_workflow_once(self, request: Request, workflow: NewWorkflow) -> OnceAnswer:
+    def begin_once(self, request: Request, workflow: NewWorkflow) -> OnceAnswer:
         """The same, unless a request with this key did so before, also where that workflow has ended."""
         ...
 
-    def workflow(self, workflow_id: int) -> WorkflowRecord | None:
-        """Give a workflow with its nodes, in the order of their places."""
-        ...
-
-    def workflows(
-        self, state: str | None = None, before_id: int | None = None, limit: int = 100
-    ) -> list[WorkflowRecord]:
-        """Give workflows without their nodes, the newest first."""
+    def get(self, workflow_id: int) -> WorkflowRecord | None:
+        """Return a workflow with its nodes, in the order of their places."""
         ...
 
     def place_of(self, job_id: int) -> tuple[int, int] | None:
-        """Give the workflow that a job belongs to, and its place there (0: it stands for it); None for most jobs."""
+        """Return the workflow that a job belongs to and its place there (0: it stands for it); None for most jobs."""
         ...
 
     def inputs(self, job_ids: Sequence[int]) -> dict[int, bytes]:
         """Return how the nodes ended that each of these jobs depends on, packed as `domain.node_inputs` does."""
         ...
 
-    def retry_workflow(self, workflow_id: int, by: str) -> bool:
+    def retry(self, workflow_id: int, by: str) -> bool:
         """Take up a workflow that failed, was cancelled or is paused: what failed is tried again, what was not begun
         may begin. False where there is none, or it goes on or succeeded."""
         ...
 
-    def resume_workflow(self, workflow_id: int, by: str) -> bool:
+    def resume(self, workflow_id: int, by: str) -> bool:
         """Go on past what is paused: those who depend on it get its error. False where it is not paused."""
         ...
 
-    def repair_workflows(self, limit: int) -> list[Repaired]:
-        """Find what should be impossible, repair it by the same ways as always, and say so."""
+    def list(self, state: str | None = None, before_id: int | None = None, limit: int = 100) -> list[WorkflowRecord]:
+        """Return workflows without their nodes, the newest first."""
         ...

@@ -64,7 +64,7 @@ class Bounds:
 
 
 def bounds_of(purpose: str, settings: Settings) -> Bounds:
-    """Return the bounds of the connection for a purpose (see `Verbs`)."""
+    """Return the bounds of the connection for a purpose (see `Database`)."""
     interval_s = settings.recovery.heartbeat_interval_s
     connect_s = min(settings.connect_timeout_s, max(LEAST_CONNECT_S, interval_s))
     match purpose:

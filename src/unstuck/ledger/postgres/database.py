@@ -1,4 +1,4 @@
-"""Hold what every verb of the PostgreSQL ledger needs: the queries and one lane per purpose."""
+"""The connections of one PostgreSQL ledger, one per purpose, and its queries."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -8,7 +8,6 @@ import psycopg
 
 from unstuck.config import Settings
 from unstuck.errors import LedgerReplaced
-from unstuck.ledger.gaps import Gaps
 from unstuck.ledger.postgres.connect import Session, bounds_of, read_address
 from unstuck.ledger.postgres.connection import ManagedConnection, Row
 from unstuck.ledger.postgres.notifier import Notifier
@@ -29,13 +28,13 @@ QUERY_FILES = (
 PACKAGE = "unstuck.ledger.postgres.queries"
 
 
-class Verbs:
-    """The parts of the ledger inherit from this; each uses the lanes that its purpose names.
+class Database:
+    """Every part of the ledger has this, and uses the connection that its purpose names.
 
-    `turn` carries turns alone, so that nothing delays them. `service` carries beats, the bell and the reaper;
-    its session is the worker's proof of life. `client` carries enqueues, `read` what people ask, `bell` the rings
-    of those who are no worker, `beats` what workers at other doors beat, so that it waits for nothing that a page
-    asks. Each is opened on first use: a worker has two, a client two or three.
+    `turn` carries turns alone, so that nothing delays them. `service` carries heartbeats, wake-ups and the reaper; its
+    session is the worker's proof of life. `client` carries enqueues, `read` what people ask, `bell` the wake-ups sent
+    by processes that are not workers, `beats` the heartbeats of remote workers, so that they wait for nothing that a
+    page asks. Each is opened on first use: a worker has two, a client two or three.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -45,20 +44,19 @@ class Verbs:
         self.address = read_address(settings.url)
         queries = load_queries(PACKAGE, *QUERY_FILES, schema=self.quoted_schema)
         self.sql: Mapping[str, bytes] = {name: text.encode() for name, text in queries.items()}
-        self.turn_connection = self._connection("turn")
-        self.service_connection = self._connection("service")
-        self.client_connection = self._connection("client")
-        self.read_connection = self._connection("read")
-        self.wakeup_connection = self._connection("bell")
-        self.heartbeat_connection = self._connection("beats")
-        self.listen_connection = self._connection("listen", settings.listen_url) if settings.listen_url else None
+        self.turn_connection = self.new_connection("turn")
+        self.service_connection = self.new_connection("service")
+        self.client_connection = self.new_connection("client")
+        self.read_connection = self.new_connection("read")
+        self.wakeup_connection = self.new_connection("bell")
+        self.heartbeat_connection = self.new_connection("beats")
+        self.listen_connection = self.new_connection("listen", settings.listen_url) if settings.listen_url else None
         self.wakeups = Notifier(self.sql["ring"], self.schema)
         self.worker_id: str | None = None
         """The worker that was registered here, if any: its service session is stamped whenever it reconnects."""
         for connection in (self.turn_connection, self.service_connection, self.client_connection):
             connection.prepare(self.sql[name] for name in REPEATED)
         self.worker_queues: frozenset[str] = frozenset()
-        self.gaps = Gaps()
         self.known_ledger: str | None = None
         """Which ledger this is, once it was seen: no other is taken for it from then on."""
         for connection in self.connections():
@@ -75,7 +73,7 @@ class Verbs:
         self.service_connection.on_open(self._stamp)
         self.service_connection.on_open(self._follow_primary)
 
-    def _connection(self, purpose: str, url: str | None = None) -> ManagedConnection:
+    def new_connection(self, purpose: str, url: str | None = None) -> ManagedConnection:
         address = self.address if url is None else read_address(url)
         return ManagedConnection(purpose, address, self.schema, bounds_of(purpose, self.settings))
 
@@ -94,16 +92,17 @@ class Verbs:
         return self.read_connection.ask(self.sql[name], values)
 
     def serve(self, name: str, /, **values: Any) -> list[Row]:
-        """Ask on the service lane, for what is the same when done twice."""
+        """Ask on the service connection, for what is the same when done twice."""
         return self.service_connection.ask(self.sql[name], values)
 
     def serve_once(self, name: str, /, **values: Any) -> list[Row]:
-        """Write on the service lane, for what is not."""
+        """Write on the service connection, for what is not."""
         return self.service_connection.write(self.sql[name], values)
 
     def notify(self, words: Iterable[str]) -> None:
+        """Wake the listeners that these words concern, as `Ledger.notify` says."""
         if self.settings.notify:
-            # A worker rings on the connection that it has anyway; everybody else on one of their own.
+            # A worker notifies on the connection that it has anyway, any other process on one of its own.
             self.wakeups.notify(
                 words, self.service_connection if self.worker_id is not None else self.wakeup_connection
             )
@@ -114,12 +113,6 @@ class Verbs:
             for connection in self.connections():
                 if connection is not self.service_connection:
                     connection.leave_other_servers(session.server)
-
-    def ledger_id(self) -> str:
-        return str(self.read("ledger_id")[0][0])
-
-    def expect(self, ledger_id: str) -> None:
-        self.known_ledger = ledger_id
 
     def _recognise(self, session: Session) -> None:
         """Learn which ledger is behind the URL, or raise LedgerReplaced if it is another one than before."""

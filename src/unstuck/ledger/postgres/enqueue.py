@@ -1,7 +1,7 @@
 """Enqueue on PostgreSQL: reserved ids, batches, the caller's own connection, idempotent requests."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -10,16 +10,12 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from unstuck import failpoints
-from unstuck.config import Settings
 from unstuck.domain.payload import JSON
 from unstuck.errors import LedgerError, LedgerUnavailable, UncertainCommit
-from unstuck.ledger.checks import check_ids, check_jobs
-from unstuck.ledger.contract.jobs import Enqueued, NewJob, OnceAnswer, Outcome, Request
+from unstuck.ledger.contract.jobs import Enqueued, NewJob
 from unstuck.ledger.postgres import arrays, errors
 from unstuck.ledger.postgres.connection import Row
-from unstuck.ledger.postgres.locks import PATIENCE_S, HolderVerbs
-from unstuck.ledger.postgres.rows import outcome
+from unstuck.ledger.postgres.database import Database
 
 FRESH_S = 0.1
 """Ids in hand for longer are dropped: ids should go with time, also between clients."""
@@ -123,105 +119,71 @@ T = TypeVar("T")
 Ask = Callable[[bytes, dict[str, Any]], list[Row]]
 
 
-class ClientVerbs(HolderVerbs):
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.job_ids = JobIds(self._reserve)
+def reserve_ids(db: Database, count: int) -> list[int]:
+    return [row[0] for row in db.client_connection.ask(db.sql["reserve_job_ids"], {"count": count})]
 
-    def enqueue(self, jobs: Sequence[NewJob], patience_s: float = PATIENCE_S) -> list[Enqueued]:
-        if not jobs:
-            return []
-        check_jobs(jobs)
-        with self.client_connection.hold():
-            ids = self.job_ids.take(len(jobs))
-        batches = in_batches(ids, jobs, lock_timeout=LOCK_TIMEOUT)
-        if failpoints.active:
-            failpoints.reached("enqueue.before_commit")
-        places = self.past_locks(self.client_connection, lambda: self._store(batches), patience_s)
-        if failpoints.active:
-            failpoints.reached("enqueue.after_commit")
-        return answer_of(ids, places)
 
-    def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        theirs = driver_connection(connection)
-        if not jobs:
-            return []
-        check_jobs(jobs)
-        for job in jobs:
-            refuse_other_words(theirs, (job.task, job.queue, job.unique_key, job.enqueued_by))
-        with self.part_of(theirs, len(jobs)) as (ask, ids):
-            return answer_of(ids, self._insert(ask, in_batches(ids, jobs, later=True)))
+@contextmanager
+def part_of(db: Database, theirs: psycopg.Connection[Any], ids: int) -> Iterator[tuple[Ask, list[int]]]:
+    """Give a way to write within the caller's transaction, and ids of jobs: all of it or none is written."""
+    cursor = psycopg.Cursor(theirs, row_factory=tuple_row)
+    arrays.teach(cursor.adapters)
 
-    @contextmanager
-    def part_of(self, theirs: psycopg.Connection[Any], ids: int) -> Iterator[tuple[Ask, list[int]]]:
-        """Give a way to write within the caller's transaction, and ids of jobs: all of it or none is written."""
-        cursor = psycopg.Cursor(theirs, row_factory=tuple_row)
-        arrays.teach(cursor.adapters)
+    def ask(query: bytes, values: dict[str, Any]) -> list[Row]:
+        return cursor.execute(query, values, binary=True).fetchall()
 
-        def ask(query: bytes, values: dict[str, Any]) -> list[Row]:
-            return cursor.execute(query, values, binary=True).fetchall()
+    try:
+        reserved = [row[0] for row in ask(db.sql["reserve_job_ids"], {"count": ids})]
+        # The statement above began the caller's transaction, if it had not begun. So this is a savepoint, and the
+        # transaction goes on either way.
+        with cursor, theirs.transaction():
+            yield ask, reserved
+    except psycopg.Error as error:
+        where = "the database of the given connection"
+        if theirs.closed:
+            raise errors.lost_error(error, where, uncertain=False) from error
+        raise errors.statement_error(error, where, db.schema) from error
+    except UnicodeEncodeError as error:
+        raise errors.unwritable_text(error) from None
 
+
+def store(db: Database, batches: list[dict[str, Any]]) -> dict[int, int]:
+    with db.client_connection.hold():
+        # Repeated as it was: the ids are reserved, so that it cannot be stored twice.
+        return repeat_uncertain(lambda: _store_once(db, batches))
+
+
+def repeat_uncertain(store: Callable[[], T]) -> T:
+    """Store, and store again where nobody knows whether it happened: for what is the same when done twice."""
+    deadline = time.monotonic() + REPEAT_FOR_S
+    uncertain: UncertainCommit | None = None
+    while True:
         try:
-            reserved = [row[0] for row in ask(self.sql["reserve_job_ids"], {"count": ids})]
-            # The statement above began the caller's transaction, if it had not begun. So this is a savepoint, and the
-            # transaction goes on either way.
-            with cursor, theirs.transaction():
-                yield ask, reserved
-        except psycopg.Error as error:
-            where = "the database of the given connection"
-            if theirs.closed:
-                raise errors.lost_error(error, where, uncertain=False) from error
-            raise errors.statement_error(error, where, self.schema) from error
-        except UnicodeEncodeError as error:
-            raise errors.unwritable_text(error) from None
+            return store()
+        except UncertainCommit as error:
+            uncertain = error
+        except LedgerUnavailable:
+            if uncertain is None:
+                raise
+        if time.monotonic() + REPEAT_EVERY_S > deadline:
+            raise uncertain
+        time.sleep(REPEAT_EVERY_S)
 
-    def outcomes(self, job_ids: Collection[int]) -> list[Outcome]:
-        check_ids(job_ids)
-        return [outcome(row) for row in self.read("outcomes", ids=arrays.int8s(list(job_ids)))]
 
-    def missing(self, job_ids: Collection[int]) -> set[int]:
-        check_ids(job_ids)
-        return set(job_ids) - {row[0] for row in self.read("existing", ids=arrays.int8s(list(job_ids)))}
+def _store_once(db: Database, batches: list[dict[str, Any]]) -> dict[int, int]:
+    if len(batches) == 1:
+        return insert(db, db.client_connection.write, batches)
+    with db.client_connection.transaction() as connection:
+        return insert(db, lambda sql, values: connection.execute(sql, values, binary=True).fetchall(), batches)
 
-    # ------------------------------------------------------------------------------------------
 
-    def _reserve(self, count: int) -> list[int]:
-        return [row[0] for row in self.client_connection.ask(self.sql["reserve_job_ids"], {"count": count})]
-
-    def _store(self, batches: list[dict[str, Any]]) -> dict[int, int]:
-        with self.client_connection.hold():
-            # Repeated as it was: the ids are reserved, so that it cannot be stored twice.
-            return self.repeat_uncertain(lambda: self._store_once(batches))
-
-    def repeat_uncertain(self, store: Callable[[], T]) -> T:
-        """Store, and store again where nobody knows whether it happened: for what is the same when done twice."""
-        deadline = time.monotonic() + REPEAT_FOR_S
-        uncertain: UncertainCommit | None = None
-        while True:
-            try:
-                return store()
-            except UncertainCommit as error:
-                uncertain = error
-            except LedgerUnavailable:
-                if uncertain is None:
-                    raise
-            if time.monotonic() + REPEAT_EVERY_S > deadline:
-                raise uncertain
-            time.sleep(REPEAT_EVERY_S)
-
-    def _store_once(self, batches: list[dict[str, Any]]) -> dict[int, int]:
-        if len(batches) == 1:
-            return self._insert(self.client_connection.write, batches)
-        with self.client_connection.transaction() as connection:
-            return self._insert(lambda sql, values: connection.execute(sql, values, binary=True).fetchall(), batches)
-
-    def _insert(self, ask: Ask, batches: list[dict[str, Any]]) -> dict[int, int]:
-        """Give the jobs that were there already: their place in the whole, and whose id they have."""
-        known: dict[int, int] = {}
-        for batch in batches:
-            for place, job_id in ask(self.sql["enqueue"], batch):
-                known[batch["places"][place - 1]] = job_id
-        return known
+def insert(db: Database, ask: Ask, batches: list[dict[str, Any]]) -> dict[int, int]:
+    """Give the jobs that were there already: their place in the whole, and whose id they have."""
+    known: dict[int, int] = {}
+    for batch in batches:
+        for place, job_id in ask(db.sql["enqueue"], batch):
+            known[batch["places"][place - 1]] = job_id
+    return known
 
 
 def answer_of(ids: list[int], known: dict[int, int]) -> list[Enqueued]:
@@ -296,25 +258,3 @@ def columns(places: Sequence[int], all_ids: list[int], all_jobs: Sequence[NewJob
 def optional(pack: Callable[[Any], bytes], values: list[Any]) -> bytes | None:
     """Pack a column; None where there is nothing in it."""
     return None if values.count(None) == len(values) else pack(values)
-
-
-class RequestVerbs(ClientVerbs):
-    def enqueue_once(self, request: Request, jobs: Sequence[NewJob]) -> OnceAnswer:
-        check_jobs(jobs)
-        with self.client_connection.hold():
-            ids = self.job_ids.take(len(jobs))
-        values = {
-            **columns(range(len(jobs)), ids, jobs),
-            "key": request.key,
-            "fingerprint": request.fingerprint,
-            "keep_s": request.keep_s,
-        }
-        first, fingerprint, job_ids, fresh = self.past_locks(
-            self.client_connection,
-            lambda: self.repeat_uncertain(lambda: self.client_connection.write(self.sql["enqueue_once"], values)),
-        )[0]
-        if fingerprint != request.fingerprint:
-            return OnceAnswer((), repeated=True)
-        stored = tuple(Enqueued(job_id, new) for job_id, new in zip(job_ids, fresh, strict=True))
-        # Where our own ids are there it was us, in a try whose answer was lost.
-        return OnceAnswer(stored, repeated=not first and not set(ids) & set(job_ids))

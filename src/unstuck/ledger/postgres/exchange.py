@@ -3,29 +3,25 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from unstuck import failpoints
 from unstuck.errors import UncertainCommit
-from unstuck.ledger.checks import check_exchange, check_ids
 from unstuck.ledger.contract.jobs import Enqueued
 from unstuck.ledger.contract.workers import Exchange, ExchangeAnswer, HeartbeatAnswer, OnceJob, ReplyAddress, Turn
+from unstuck.ledger.gaps import Gaps
 from unstuck.ledger.postgres import arrays
 from unstuck.ledger.postgres.connection import Row, Statement
-from unstuck.ledger.postgres.database import Verbs
-from unstuck.ledger.postgres.enqueue import LOCK_TIMEOUT, RequestVerbs, answer_of, columns, in_batches, optional
-from unstuck.ledger.postgres.workers import ForeignVerbs, beat_answers, beat_values
-
-
-class LetterVerbs(Verbs):
-    def reply_addresses(self, client: bytes, after_job_id: int = 0, limit: int = 1000) -> list[ReplyAddress]:
-        check_ids((after_job_id,))
-        return [ReplyAddress(*row) for row in self.read("letters", client=client, after=after_job_id, limit=limit)]
-
-    def reply_address(self, job_id: int) -> ReplyAddress | None:
-        check_ids((job_id,))
-        rows = self.read("letter", job_id=job_id)
-        return ReplyAddress(*rows[0]) if rows else None
+from unstuck.ledger.postgres.database import Database
+from unstuck.ledger.postgres.enqueue import (
+    LOCK_TIMEOUT,
+    JobIds,
+    answer_of,
+    columns,
+    in_batches,
+    optional,
+    repeat_uncertain,
+)
+from unstuck.ledger.postgres.heartbeats import beat_answers, beat_values
+from unstuck.ledger.postgres.turn import parameters_of, read_answer
 
 
 def reply_address_columns(reply_addresses: Sequence[ReplyAddress | None]) -> dict[str, Any]:
@@ -56,55 +52,47 @@ def reply_address_values(reply_address: ReplyAddress) -> dict[str, Any]:
     }
 
 
-class ExchangeVerbs(RequestVerbs, ForeignVerbs):
-    def exchange(self, exchange: Exchange) -> ExchangeAnswer:
-        check_exchange(exchange)
-        beats: tuple[HeartbeatAnswer, ...] | None = None
-        if exchange.heartbeats and any(map(_writes, exchange.turns)):
-            # In a commit of their own: who cancels goes from a job to the beat of its worker, and turns go to jobs.
-            beats = tuple(self.record_heartbeats(exchange.heartbeats))
-            exchange = msgspec.structs.replace(exchange, heartbeats=())
-        answer = self._exchange(exchange)
-        return answer if beats is None else msgspec.structs.replace(answer, heartbeats=beats)
-
-    def _exchange(self, exchange: Exchange) -> ExchangeAnswer:
-        intake = Intake(self.sql, exchange, self._ids(len(exchange.jobs) + len(exchange.once)))
-        turns: list[Statement] = [(self.sql["turn"], self._turn_values(turn)) for turn in exchange.turns]
-        first, last = self._around(exchange)
-        if failpoints.active:
-            failpoints.reached("exchange.before_commit")
-        try:
-            rows = iter(self.turn_connection.write_all([*first, *intake.statements, *turns, *last])[len(first) :])
-        except UncertainCommit:
-            if not intake.statements:
-                raise
-            # What was taken in is the same when it is done twice, and whoever sent it needs its ids. Turns are not.
-            rows = iter(self.repeat_uncertain(lambda: self.turn_connection.write_all(intake.statements)))
-            enqueued, once, beats = intake.read(rows)
-            return ExchangeAnswer(enqueued, once, None if turns else (), beats)
-        if failpoints.active:
-            failpoints.reached("exchange.after_commit")
+def run_exchange(db: Database, job_ids: JobIds, gaps: Gaps, exchange: Exchange) -> ExchangeAnswer:
+    """Write all of it in one commit and one round trip."""
+    intake = Intake(db.sql, exchange, _ids(db, job_ids, len(exchange.jobs) + len(exchange.once)))
+    turns: list[Statement] = [(db.sql["turn"], parameters_of(gaps, turn)) for turn in exchange.turns]
+    first, last = _around(db, exchange)
+    if failpoints.active:
+        failpoints.reached("exchange.before_commit")
+    try:
+        rows = iter(db.turn_connection.write_all([*first, *intake.statements, *turns, *last])[len(first) :])
+    except UncertainCommit:
+        if not intake.statements:
+            raise
+        # What was taken in is the same when it is done twice, and whoever sent it needs its ids. Turns are not.
+        rows = iter(repeat_uncertain(lambda: db.turn_connection.write_all(intake.statements)))
         enqueued, once, beats = intake.read(rows)
-        # Behind the answers to the turns may be what their end has to say.
-        answers = tuple(self._turn_answer(turn, next(rows)) for turn in exchange.turns)
-        for [(queues,)] in rows:
-            self.notify(f"queue:{queue}" for queue in queues)
-        return ExchangeAnswer(enqueued, once, answers, beats)
+        return ExchangeAnswer(enqueued, once, None if turns else (), beats)
+    if failpoints.active:
+        failpoints.reached("exchange.after_commit")
+    enqueued, once, beats = intake.read(rows)
+    # Behind the answers to the turns may be what their end has to say.
+    answers = tuple(read_answer(db, gaps, turn, next(rows)) for turn in exchange.turns)
+    for [(queues,)] in rows:
+        db.notify(f"queue:{queue}" for queue in queues)
+    return ExchangeAnswer(enqueued, once, answers, beats)
 
-    def _around(self, exchange: Exchange) -> tuple[list[Statement], list[Statement]]:
-        """Give what takes all locks of several turns before them, and lines after them; one alone does so itself."""
-        ends = [job_id for turn in exchange.turns for job_id in _ends(turn)]
-        if not ends or (len(exchange.turns) == 1 and not exchange.jobs and not exchange.once):
-            return [], []
-        workers = arrays.texts(tuple({turn.worker_id for turn in exchange.turns}))
-        begin = (self.sql["begin_exchange"], {"worker_ids": workers, "ids": arrays.int8s(ends)})
-        return [begin], [(self.sql["end_exchange"], {})]
 
-    def _ids(self, count: int) -> list[int]:
-        if count == 0:
-            return []
-        with self.client_connection.hold():
-            return self.job_ids.take(count)
+def _around(db: Database, exchange: Exchange) -> tuple[list[Statement], list[Statement]]:
+    """Give what takes all locks of several turns before them, and lines after them; one alone does so itself."""
+    ends = [job_id for turn in exchange.turns for job_id in _ends(turn)]
+    if not ends or (len(exchange.turns) == 1 and not exchange.jobs and not exchange.once):
+        return [], []
+    workers = arrays.texts(tuple({turn.worker_id for turn in exchange.turns}))
+    begin = (db.sql["begin_exchange"], {"worker_ids": workers, "ids": arrays.int8s(ends)})
+    return [begin], [(db.sql["end_exchange"], {})]
+
+
+def _ids(db: Database, job_ids: JobIds, count: int) -> list[int]:
+    if count == 0:
+        return []
+    with db.client_connection.hold():
+        return job_ids.take(count)
 
 
 class Intake:
@@ -160,7 +148,8 @@ class Intake:
             yield sql["beat_foreign_along"], beat_values(exchange.heartbeats)
 
 
-def _writes(turn: Turn) -> bool:
+def writes(turn: Turn) -> bool:
+    """Return whether a turn does more than ask for jobs."""
     return bool(turn.done or turn.start or turn.endings or turn.release or turn.entries)
 
 

@@ -2,9 +2,9 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from unstuck.domain.text import one_line
 from unstuck.domain.units import brief
@@ -12,7 +12,7 @@ from unstuck.errors import LedgerBusy, LedgerError
 from unstuck.ledger.contract.diagnosis import COUNT_LIMIT, LOOK_GROUPS, Blocker, Waiter
 from unstuck.ledger.postgres import arrays
 from unstuck.ledger.postgres.connection import ManagedConnection, Row
-from unstuck.ledger.postgres.database import Verbs
+from unstuck.ledger.postgres.database import Database
 
 MAX_BLOCKERS = 3
 MAX_QUERY_CHARS = 200
@@ -87,44 +87,42 @@ UNKNOWN = "blocked by another session of the database"
 T = TypeVar("T")
 
 
-class HolderVerbs(Verbs):
-    def blocked_outcomes(self, job_ids: Collection[int]) -> dict[int, str]:
-        found = self.turn_connection.ask(self.sql["blocked_outcomes"], {"ids": arrays.int8s(list(job_ids))})
-        pids = {pid for _, pid in found if pid is not None}
-        told = {pid: self.lock_holders(self.turn_connection, [pid]) for pid in pids}
-        unknown = self.lock_holders(self.turn_connection) if any(pid is None for _, pid in found) else ""
-        return {job_id: unknown if pid is None else told[pid] for job_id, pid in found}
+def past_locks(db: Database, connection: ManagedConnection, call: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
+    """Call again while another session holds a lock that it needs, then raise LedgerBusy and name that session.
 
-    def lock_holders(self, connection: ManagedConnection, pids: Sequence[int] = ()) -> str:
-        """Describe these sessions, or those that may hold what we wait for."""
-        rows = connection.ask(self.sql["lock_holders"], {"pids": arrays.int4s(list(pids)), "open_s": OPEN_S})
-        if not rows:
-            return UNKNOWN
-        return "blocked by " + " or ".join(
-            f"session {pid} ({name}, {state or 'state unknown'}, in a transaction for {brief(age_s or 0.0)})"
-            for pid, name, state, age_s in rows
-        )
+    Each call waits for a moment only, and others use the connection in between."""
+    deadline_s = time.monotonic() + patience_s
+    pause_s = FIRST_PAUSE_S
+    while True:
+        try:
+            return call()
+        except LedgerBusy as error:
+            if time.monotonic() + pause_s > deadline_s:
+                who = UNKNOWN
+                with suppress(LedgerError):
+                    who = lock_holders(db, connection)
+                raise LedgerBusy(
+                    f"PostgreSQL at {db.address.where} could not do it: {who}. Nothing was written. End that "
+                    "transaction, or try again later."
+                ) from error
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
-    def past_locks(self, connection: ManagedConnection, call: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
-        """Call again while another session holds a lock that it needs, then raise LedgerBusy and name that session.
 
-        Each call waits for a moment only, and others use the connection in between."""
-        deadline_s = time.monotonic() + patience_s
-        pause_s = FIRST_PAUSE_S
-        while True:
-            try:
-                return call()
-            except LedgerBusy as error:
-                if time.monotonic() + pause_s > deadline_s:
-                    who = UNKNOWN
-                    with suppress(LedgerError):
-                        who = self.lock_holders(connection)
-                    raise LedgerBusy(
-                        f"PostgreSQL at {self.address.where} could not do it: {who}. Nothing was written. End that "
-                        "transaction, or try again later."
-                    ) from error
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+def write_past_locks(db: Database, query: str, /, **values: Any) -> list[Row]:
+    """Write for an operator, who waits for other sessions, though not for ever."""
+    return past_locks(db, db.read_connection, lambda: db.read_connection.write(db.sql[query], values))
+
+
+def lock_holders(db: Database, connection: ManagedConnection, pids: Sequence[int] = ()) -> str:
+    """Describe these sessions, or those that may hold what we wait for."""
+    rows = connection.ask(db.sql["lock_holders"], {"pids": arrays.int4s(list(pids)), "open_s": OPEN_S})
+    if not rows:
+        return UNKNOWN
+    return "blocked by " + " or ".join(
+        f"session {pid} ({name}, {state or 'state unknown'}, in a transaction for {brief(age_s or 0.0)})"
+        for pid, name, state, age_s in rows
+    )
 
 
 WAIT_LOOK_S = 1.5
@@ -137,10 +135,10 @@ OUR_NAME = "unstuck "
 HIDDEN = "<insufficient privilege>"
 
 
-def find_blockers(ledger: Verbs, open_s: float) -> tuple[Blocker, ...]:
+def find_blockers(db: Database, open_s: float) -> tuple[Blocker, ...]:
     """Return the transactions that have locked something of the ledger for longer than `open_s`."""
-    waits = _look_at_waits(ledger)
-    held = _look_at_holders(ledger, open_s, {pid for waiters in waits.values() for pid in waiters})
+    waits = _look_at_waits(db)
+    held = _look_at_holders(db, open_s, {pid for waiters in waits.values() for pid in waiters})
     if not held:
         return ()
     deadline_s = time.monotonic() + WAIT_LOOK_S
@@ -150,10 +148,10 @@ def find_blockers(ledger: Verbs, open_s: float) -> tuple[Blocker, ...]:
         if _is_ours_waiting(waiting, held) or time.monotonic() >= deadline_s:
             break
         time.sleep(LOOK_EVERY_S)
-        waits = _look_at_waits(ledger)
+        waits = _look_at_waits(db)
     # A transaction whose age we may not see must at least be the same one as before.
-    still = {_identity(row) for row in _look_at_holders(ledger, open_s, {_pid(row) for row in held})}
-    locked = _look_at_jobs(ledger, held)
+    still = {_identity(row) for row in _look_at_holders(db, open_s, {_pid(row) for row in held})}
+    locked = _look_at_jobs(db, held)
     # Whoever waits is not to blame: the transaction at the end of the chain is.
     waiters = {pid for by_pid in waiting.values() for pid in by_pid}
     found = (
@@ -191,18 +189,18 @@ def _roots(pid: int, waits: Mapping[int, Iterable[int]]) -> set[int]:
     return roots
 
 
-def _look_at_waits(ledger: Verbs) -> dict[int, dict[int, Waiter]]:
+def _look_at_waits(db: Database) -> dict[int, dict[int, Waiter]]:
     """Return, for each session that waits, those that it waits for."""
     waits: dict[int, dict[int, Waiter]] = {}
-    for pid, application, blocker in ledger.read("look_waits", schema=ledger.quoted_schema, most=MAX_WAITS):
+    for pid, application, blocker in db.read("look_waits", schema=db.quoted_schema, most=MAX_WAITS):
         waits.setdefault(pid, {})[blocker] = Waiter(pid, one_line(application, MAX_QUERY_CHARS))
     return waits
 
 
-def _look_at_holders(ledger: Verbs, open_s: float, pids: Iterable[int]) -> list[Row]:
-    return ledger.read(
+def _look_at_holders(db: Database, open_s: float, pids: Iterable[int]) -> list[Row]:
+    return db.read(
         "look_holders",
-        schema=ledger.quoted_schema,
+        schema=db.quoted_schema,
         pids=arrays.int4s(sorted(set(pids) - {PREPARED_PID})),
         open_s=open_s,
         chars=MAX_QUERY_CHARS,
@@ -210,7 +208,7 @@ def _look_at_holders(ledger: Verbs, open_s: float, pids: Iterable[int]) -> list[
     )
 
 
-def _look_at_jobs(ledger: Verbs, held: list[Row]) -> dict[int, list[int]]:
+def _look_at_jobs(db: Database, held: list[Row]) -> dict[int, list[int]]:
     """Return which jobs in the hands of workers each session has locked."""
     if any(row[9] for row in held):
         # A table that is locked as a whole cannot be read, and we would only wait for it.
@@ -218,7 +216,7 @@ def _look_at_jobs(ledger: Verbs, held: list[Row]) -> dict[int, list[int]]:
     pids = arrays.int4s([int(row[0]) for row in held if row[0] is not None])
     locked: dict[int, list[int]] = {}
     try:
-        for pid, job_id in ledger.read("look_locked_jobs", pids=pids, jobs=COUNT_LIMIT, groups=LOOK_GROUPS):
+        for pid, job_id in db.read("look_locked_jobs", pids=pids, jobs=COUNT_LIMIT, groups=LOOK_GROUPS):
             locked.setdefault(pid, []).append(job_id)
     except LedgerError:
         # The table was locked meanwhile, or this role may not read it.

@@ -26,31 +26,32 @@ from unstuck.ledger.contract.workers import HeldRecord, WorkerVerdict
 from unstuck.ledger.postgres import arrays, errors
 from unstuck.ledger.postgres.connect import Session as PgSession
 from unstuck.ledger.postgres.connection import Row
-from unstuck.ledger.postgres.database import Verbs
+from unstuck.ledger.postgres.database import Database
 from unstuck.ledger.postgres.rows import held_job, worker_watch
 
 MUTED_FROM = 3
 """So many sessions missing at once, and more than half of all, are our loss and not theirs."""
 
 
-class ReaperVerbs(Verbs):
-    _session: PgSession | None = None
-    """The connection that carried the last tick, open since `_connected_s`."""
-    _connected_s = 0.0
+class Recovery:
+    """See `unstuck.ledger.contract.recovery.Recovery`."""
 
-    def take_ticket(self, name: str, ttl_s: float) -> bool:
-        return bool(self.serve_once("take_ticket", name=name, ttl_s=ttl_s))
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._session: PgSession | None = None
+        """The connection that carried the last tick, open since `_connected_s`."""
+        self._connected_s = 0.0
 
-    def keep_watch(self, tick: Tick, ticket: str | None = None, ttl_s: float = 0.0) -> Ticked:
+    def tick(self, tick: Tick, ticket: str | None = None, ttl_s: float = 0.0) -> Ticked:
         asked_s = host.boottime_s()
-        with self.service_connection.hold():
+        with self._db.service_connection.hold():
             # Other calls of this process were in the way, so it was awake.
             waited_s = host.boottime_s() - asked_s
             claim_s = None if tick.claim_s is None else tick.claim_s + min(waited_s, tick.every_s)
             since_s = None if tick.since_s is None else tick.since_s + waited_s
             values = {**msgspec.structs.asdict(tick), "claim_s": claim_s, "since_s": since_s}
-            row = self.serve_once("tick", **values, ticket=ticket, ttl_s=ttl_s)[0]
-            session = self.service_connection.open()
+            row = self._db.serve_once("tick", **values, ticket=ticket, ttl_s=ttl_s)[0]
+            session = self._db.service_connection.open()
         now_s = host.boottime_s()
         if self._session is not session:
             self._session, self._connected_s = session, now_s
@@ -58,19 +59,19 @@ class ReaperVerbs(Verbs):
         return Ticked(row[0], row[1], row[2], cause, row[4], row[5], now_s - self._connected_s, row[6])
 
     def watch(self, host: str | None = None) -> list[WorkerWatch]:
-        return _with_sessions(self.serve("watch", host=host))
+        return _with_sessions(self._db.serve("watch", host=host))
 
     def to_judge(self) -> tuple[list[WorkerWatch], int]:
-        rows = self.serve("to_judge")
+        rows = self._db.serve("to_judge")
         living = rows.pop()[12]
         workers = _with_sessions(rows)
         return workers, max(0, living - sum(1 for worker in workers if worker.state not in _GONE))
 
-    def recovery_rules(self) -> list[RecoveryRules]:
-        return read_all(text for (text,) in self.serve("recovery_rules"))
+    def rules(self) -> list[RecoveryRules]:
+        return read_all(text for (text,) in self._db.serve("recovery_rules"))
 
     def peers_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
-        rows = self.serve("ring_of", worker_id=worker_id, host=host, size=size)
+        rows = self._db.serve("ring_of", worker_id=worker_id, host=host, size=size)
         return [worker_watch(row, Session.UNKNOWN) for row in rows]
 
     def declare_dead(self, worker_id: str, verdict: WorkerVerdict, guard: Guard) -> bool:
@@ -78,7 +79,7 @@ class ReaperVerbs(Verbs):
         what = "Dead worker detected" if verdict.state is WorkerState.DEAD else "Suspect worker"
         message = f"{what}: {worker_id} ({verdict.evidence}; {verdict.detector}, by {verdict.by})"
         kind, silent_s = _guard(guard)
-        rows = self.serve_once(
+        rows = self._db.serve_once(
             "condemn",
             worker_id=worker_id,
             verdict=_json(verdict),
@@ -89,10 +90,10 @@ class ReaperVerbs(Verbs):
         return bool(rows[0][0])
 
     def amend_verdict(self, worker_id: str, verdict: WorkerVerdict) -> bool:
-        return bool(self.serve("amend", worker_id=worker_id, verdict=_json(verdict)))
+        return bool(self._db.serve("amend", worker_id=worker_id, verdict=_json(verdict)))
 
     def held_jobs(self, worker_id: str, limit: int) -> list[HeldRecord]:
-        return [held_job(row) for row in self.serve("held_by", worker_id=worker_id, limit=limit)]
+        return [held_job(row) for row in self._db.serve("held_by", worker_id=worker_id, limit=limit)]
 
     def settle(
         self, worker_id: str, endings: Sequence[Ending], releases: Sequence[Release], guard: Guard
@@ -100,7 +101,7 @@ class ReaperVerbs(Verbs):
         if not endings and not releases:
             return set()
         kind, silent_s = _guard(guard)
-        rows = self.serve_once(
+        rows = self._db.serve_once(
             "settle",
             worker_id=worker_id,
             endings=_json(endings) if endings else None,
@@ -109,15 +110,15 @@ class ReaperVerbs(Verbs):
             silent_s=silent_s,
         )
         if woken := [queue for _, _, queue in rows if queue is not None]:
-            self.notify(f"queue:{queue}" for queue in woken)
+            self._db.notify(f"queue:{queue}" for queue in woken)
         return {(job_id, token) for job_id, token, _ in rows if job_id is not None}
 
     def overdue(self, limit: int) -> list[HeldRecord]:
-        rows = self.serve("overdue", grace_s=OVERDUE_GRACE_S, lost_grace_s=OVERDUE_LOST_GRACE_S, limit=limit)
+        rows = self._db.serve("overdue", grace_s=OVERDUE_GRACE_S, lost_grace_s=OVERDUE_LOST_GRACE_S, limit=limit)
         return [held_job(row) for row in rows]
 
     def add_last_words(self, words: Sequence[LastWords]) -> None:
-        self.serve(
+        self._db.serve(
             "add_last_words",
             job_ids=arrays.int8s([one.job_id for one in words]),
             tokens=arrays.int8s([one.token for one in words]),
@@ -125,7 +126,7 @@ class ReaperVerbs(Verbs):
         )
 
     def stale(self, older_than_s: float) -> list[HeldRecord]:
-        return [held_job(row) for row in self.read("stale", older_than_s=older_than_s)]
+        return [held_job(row) for row in self._db.read("stale", older_than_s=older_than_s)]
 
 
 _GONE = (WorkerState.DEAD.value, WorkerState.STOPPED.value)

@@ -16,38 +16,43 @@ from unstuck.ledger.checks import check_jobs
 from unstuck.ledger.contract.schedules import FIRE_WAIT_S, DueSchedules, Firing, ScheduleRecord
 from unstuck.ledger.postgres import arrays
 from unstuck.ledger.postgres.connection import Row
+from unstuck.ledger.postgres.database import Database
 from unstuck.ledger.postgres.enqueue import columns
-from unstuck.ledger.postgres.locks import HolderVerbs
+from unstuck.ledger.postgres.locks import past_locks
 
 DUE_AT_ONCE = 100
 
 
-class ScheduleVerbs(HolderVerbs):
-    def know_schedules(self, definitions: Sequence[ScheduleDefinition], source: Source) -> list[str]:
+class Schedules:
+    """See `unstuck.ledger.contract.schedules.Schedules`."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def know(self, definitions: Sequence[ScheduleDefinition], source: Source) -> list[str]:
         changed: list[str] = []
         # In the order of names, each by itself: what is written twice is the same.
         for one in sorted(definitions, key=lambda definition: definition.name):
-            rows = self.service_connection.write(self.sql["know_schedule"], {**_definition(one), "source": source})
+            rows = self._db.service_connection.write(
+                self._db.sql["know_schedule"], {**_definition(one), "source": source}
+            )
             changed += [row[0] for row in rows]
         return changed
 
-    def differing_schedules(self, known: Mapping[str, str]) -> list[tuple[ScheduleRecord, bool]]:
+    def differing(self, known: Mapping[str, str]) -> list[tuple[ScheduleRecord, bool]]:
         # On the service lane, as the others that the clock of schedules needs: a worker shall need no more connections.
-        rows = self.serve(
+        rows = self._db.serve(
             "differing_schedules", names=arrays.texts(list(known)), fingerprints=arrays.texts(list(known.values()))
         )
         return [(_record(row[:-1]), row[-1]) for row in rows]
 
-    def restore_schedule(self, definition: ScheduleDefinition, replaces: str, message: str) -> bool:
+    def restore(self, definition: ScheduleDefinition, replaces: str, message: str) -> bool:
         values = {**_definition(definition), "replaces": replaces, "message": message}
-        return bool(self.service_connection.write(self.sql["restore_schedule"], values))
+        return bool(self._db.service_connection.write(self._db.sql["restore_schedule"], values))
 
-    def schedules(self) -> list[ScheduleRecord]:
-        return [_record(row) for row in self.read("schedules")]
-
-    def due_schedules(self, fingerprints: Collection[str], after: Sequence[str] = ()) -> DueSchedules:
+    def due(self, fingerprints: Collection[str], after: Sequence[str] = ()) -> DueSchedules:
         known = arrays.texts(sorted(fingerprints))
-        first, *due = self.serve(
+        first, *due = self._db.serve(
             "due_schedules",
             fingerprints=known,
             ahead_s=CLOCK_SET_BACK_S,
@@ -60,7 +65,7 @@ class ScheduleVerbs(HolderVerbs):
         next_in_s = None if next_at is None else next_at - now
         return DueSchedules(now, tuple(_record(row) for row in due), next_in_s, len(due) < DUE_AT_ONCE)
 
-    def fire_schedule(self, firing: Firing, wait_s: float = FIRE_WAIT_S) -> list[int] | None:
+    def fire(self, firing: Firing, wait_s: float = FIRE_WAIT_S) -> list[int] | None:
         check_jobs(firing.jobs)
         count = len(firing.jobs)
         if failpoints.active and count:
@@ -77,20 +82,26 @@ class ScheduleVerbs(HolderVerbs):
             **_columns(firing),
         }
         # Tried once: whoever keeps time has other schedules to fire, and comes back.
-        rows = self.past_locks(
-            self.service_connection, lambda: self.serve_once("fire_schedule", **values), patience_s=0.0
+        rows = past_locks(
+            self._db,
+            self._db.service_connection,
+            lambda: self._db.serve_once("fire_schedule", **values),
+            patience_s=0.0,
         )
         ids: list[int] | None = rows[0][0]
         if failpoints.active and ids:
             failpoints.reached("schedule.after_commit")
         return ids
 
-    def pause_schedule(self, name: str, paused: bool, by: str) -> bool:
+    def pause(self, name: str, paused: bool, by: str) -> bool:
         values = {"name": name, "paused": paused, "by": by, "word": "paused" if paused else "resumed"}
-        return bool(self.read_connection.write(self.sql["pause_schedule"], values))
+        return bool(self._db.read_connection.write(self._db.sql["pause_schedule"], values))
 
-    def remove_schedule(self, name: str, by: str) -> bool:
-        return bool(self.read_connection.write(self.sql["remove_schedule"], {"name": name, "by": by}))
+    def remove(self, name: str, by: str) -> bool:
+        return bool(self._db.read_connection.write(self._db.sql["remove_schedule"], {"name": name, "by": by}))
+
+    def list(self) -> list[ScheduleRecord]:
+        return [_record(row) for row in self._db.read("schedules")]
 
 
 def _definition(one: ScheduleDefinition) -> dict[str, Any]:

@@ -1,16 +1,21 @@
 """Pack a turn for its one round trip, and read the answer, with as little Python per job as can be."""
 
+import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 
+from unstuck.domain.journal import PendingSignal, RecordedEntry, pack_journal
+from unstuck.errors import LedgerUnavailable, UncertainCommit
 from unstuck.ledger.checks import check_jobs
-from unstuck.ledger.contract.workers import Claimed, Turn
-from unstuck.ledger.gaps import Gap
-from unstuck.ledger.postgres import arrays
+from unstuck.ledger.contract.workers import Claimed, Turn, TurnAnswer
+from unstuck.ledger.gaps import Gap, Gaps
+from unstuck.ledger.postgres import arrays, errors
 from unstuck.ledger.postgres.connection import Row
+from unstuck.ledger.postgres.database import Database
+from unstuck.ledger.postgres.workflows import inputs_of
 
 ALIVE = "alive"
 CLAIMED = "claimed"
@@ -103,3 +108,72 @@ def claims(rows: list[Row], extras: Extras) -> tuple[tuple[Claimed, ...], frozen
     journals, inputs = extras
     claimed = [Claimed(*(*row[:14], journals.get(row[0], b""), inputs.get(row[0], b""))) for row in rows]
     return tuple(claimed), frozenset(superseded)
+
+
+def parameters_of(gaps: Gaps, turn: Turn) -> dict[str, Any]:
+    """Return the parameters of a turn that goes around the known gaps."""
+    around = () if turn.claim_request is None else gaps.of(turn.claim_request, time.monotonic())
+    try:
+        return turn_values(turn, around)
+    except UnicodeEncodeError as error:
+        raise errors.unwritable_text(error) from None
+
+
+def read_answer(db: Database, gaps: Gaps, turn: Turn, rows: list[Row]) -> TurnAnswer:
+    """Read the answer to a turn, remember the gaps that it found and wake the queues that it filled."""
+    last = rows.pop()
+    if last[14] != ALIVE:
+        return TurnAnswer(alive=False)
+    if turn.claim_request is not None:
+        for gap, cost_s in take_gaps(rows):
+            gaps.note(turn.claim_request.tasks, gap, cost_s, time.monotonic())
+    if woken := take_woken(rows):
+        db.notify(f"queue:{queue}" for queue in woken)
+    if last[4]:
+        rows = _with_payloads(db, rows)
+    claimed, superseded = claims(rows, _extras(db, rows))
+    return TurnAnswer(True, claimed, superseded, last[13], more=bool(last[12]))
+
+
+def _extras(db: Database, rows: list[Row]) -> Extras:
+    """Fetch what belongs to claimed jobs beside their payloads; the commit is behind us here too."""
+    asked = [(row[0], row[15]) for row in rows if row[14] == CLAIMED and row[15]]
+    if not asked:
+        return NO_EXTRAS
+    try:
+        return Extras(
+            _journals(db, [job_id for job_id, which in asked if which & JOURNAL]),
+            inputs_of(db, [job_id for job_id, which in asked if which & INPUTS]),
+        )
+    except LedgerUnavailable as error:
+        raise UncertainCommit(str(error)) from error
+
+
+def _with_payloads(db: Database, rows: list[Row]) -> list[Row]:
+    """Fetch what was too large for the answer; the commit is behind us, so nobody waits for a slow reader."""
+    left_out = {row[0] for row in rows if row[14] == CLAIMED and row[5] is None}
+    try:
+        found = db.turn_connection.ask(db.sql["payloads"], {"ids": arrays.int8s(list(left_out))})
+    except LedgerUnavailable as error:
+        raise UncertainCommit(str(error)) from error
+    payloads: dict[int, bytes] = dict(found)
+    # One that is not there any more was cancelled and removed meanwhile: it is nobody's.
+    return [
+        (*row[:5], payloads[row[0]], *row[6:]) if row[0] in left_out else row
+        for row in rows
+        if row[0] not in left_out or row[0] in payloads
+    ]
+
+
+def _journals(db: Database, job_ids: list[int]) -> dict[int, bytes]:
+    """Give what these jobs wrote down and the signals that are kept for them, packed for a new attempt."""
+    if not job_ids:
+        return {}
+    values = {"ids": arrays.int8s(job_ids)}
+    lines: dict[int, list[RecordedEntry]] = {job_id: [] for job_id in job_ids}
+    for job_id, *line in db.turn_connection.ask(db.sql["journal_lines"], values):
+        lines[job_id].append(RecordedEntry(*line))
+    kept: dict[int, list[PendingSignal]] = {job_id: [] for job_id in job_ids}
+    for job_id, *signal in db.turn_connection.ask(db.sql["kept_signals"], values):
+        kept[job_id].append(PendingSignal(*signal))
+    return {job_id: pack_journal(lines[job_id], kept[job_id]) for job_id in job_ids}

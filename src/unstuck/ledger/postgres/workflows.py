@@ -1,7 +1,6 @@
 """Workflows on PostgreSQL: store, show, retry, resume, repair."""
 
 from collections.abc import Collection, Sequence
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -15,71 +14,56 @@ from unstuck.domain.workflows import NodeState, WorkflowState
 from unstuck.errors import LedgerBusy
 from unstuck.ledger.checks import LARGEST_ID, check_workflow
 from unstuck.ledger.contract.jobs import Enqueued, NewJob, OnceAnswer, Request
-from unstuck.ledger.contract.workflows import NewWorkflow, NodeRecord, Repaired, WorkflowRecord
+from unstuck.ledger.contract.workflows import NewWorkflow, NodeRecord, WorkflowRecord
 from unstuck.ledger.postgres import arrays, errors
 from unstuck.ledger.postgres.connection import Row
-from unstuck.ledger.postgres.enqueue import ClientVerbs, driver_connection, refuse_other_words
-from unstuck.ledger.postgres.locks import HolderVerbs
-
-
-def cancel_withdrawn(verbs: HolderVerbs, job_ids: Collection[int]) -> None:
-    """Those of the workflows that these jobs, which were queued again, are of."""
-    for (job_id,) in verbs.read("nodes_to_unstop", ids=arrays.int8s(list(job_ids))) if job_ids else ():
-        # Each alone: who waits for one while holding another might wait for ever.
-        verbs.past_locks(
-            verbs.read_connection, partial(verbs.read_connection.write, verbs.sql["unstop"], {"id": job_id})
-        )
-
+from unstuck.ledger.postgres.database import Database
+from unstuck.ledger.postgres.enqueue import (
+    JobIds,
+    driver_connection,
+    part_of,
+    refuse_other_words,
+    repeat_uncertain,
+)
+from unstuck.ledger.postgres.locks import past_locks, write_past_locks
 
 KEY_ROUNDS = 100
-REPAIR_LOOK = 20_000
-"""How many nodes one round of repair looks at; the next goes on behind them."""
 
 
-class WorkflowVerbs(ClientVerbs):
-    _repaired_up_to = 0
+class Workflows:
+    """See `unstuck.ledger.contract.workflows.Workflows`."""
 
-    def begin_workflow(self, workflow: NewWorkflow) -> Enqueued:
+    def __init__(self, db: Database, job_ids: JobIds) -> None:
+        self._db = db
+        self._job_ids = job_ids
+
+    def begin(self, workflow: NewWorkflow) -> Enqueued:
         check_workflow(workflow)
-        with self.client_connection.hold():
-            [workflow_id] = self.job_ids.take(1)
+        with self._db.client_connection.hold():
+            [workflow_id] = self._job_ids.take(1)
         values = {"id": workflow_id, "name": workflow.name, **_values(workflow)}
         while True:
             queues = self._begin("begin_workflow", values)[0][0]
             if queues is not None:
-                self.notify(f"queue:{queue}" for queue in queues)
+                self._db.notify(f"queue:{queue}" for queue in queues)
                 return Enqueued(workflow_id)
-            if self.client_connection.ask(self.sql["workflow"], {"id": workflow_id}):
+            if self._db.client_connection.ask(self._db.sql["workflow"], {"id": workflow_id}):
                 return Enqueued(workflow_id)
-            found = self.client_connection.ask(self.sql["owner_of_key"], {"key": workflow.root.unique_key})
+            found = self._db.client_connection.ask(self._db.sql["owner_of_key"], {"key": workflow.root.unique_key})
             if found:
                 return Enqueued(found[0][0], fresh=False)
 
-    def begin_workflow_on(self, connection: Any, workflow: NewWorkflow) -> Enqueued:
+    def begin_on(self, connection: Any, workflow: NewWorkflow) -> Enqueued:
         theirs = driver_connection(connection)
         check_workflow(workflow)
         values = _values(workflow)
         refuse_other_words(theirs, (workflow.name, *values.values()))
-        return self.past_locks(self.client_connection, lambda: self._begin_on(theirs, workflow, values))
+        return past_locks(self._db, self._db.client_connection, lambda: self._begin_on(theirs, workflow, values))
 
-    def _begin_on(self, theirs: psycopg.Connection[Any], workflow: NewWorkflow, values: dict[str, str]) -> Enqueued:
-        with self.part_of(theirs, 1) as (ask, [workflow_id]):
-            for _ in range(KEY_ROUNDS):
-                begun = ask(self.sql["begin_workflow_later"], {"id": workflow_id, "name": workflow.name, **values})
-                if begun[0][0] is not None:
-                    return Enqueued(workflow_id)
-                found = ask(self.sql["owner_of_key"], {"key": workflow.root.unique_key})
-                if found:
-                    return Enqueued(found[0][0], fresh=False)
-            raise LedgerBusy(
-                f"The unique key {workflow.root.unique_key!r} is held by a workflow that your transaction cannot see. "
-                "Nothing was written. Try again in a new transaction."
-            )
-
-    def begin_workflow_once(self, request: Request, workflow: NewWorkflow) -> OnceAnswer:
+    def begin_once(self, request: Request, workflow: NewWorkflow) -> OnceAnswer:
         check_workflow(workflow)
-        with self.client_connection.hold():
-            [workflow_id] = self.job_ids.take(1)
+        with self._db.client_connection.hold():
+            [workflow_id] = self._job_ids.take(1)
         values = {
             "id": workflow_id,
             "name": workflow.name,
@@ -92,70 +76,88 @@ class WorkflowVerbs(ClientVerbs):
         first, fingerprint, job_ids, fresh, queues = self._begin("begin_workflow_once", values)[0]
         if fingerprint != request.fingerprint:
             return OnceAnswer((), repeated=True)
-        self.notify(f"queue:{queue}" for queue in queues or ())
+        self._db.notify(f"queue:{queue}" for queue in queues or ())
         # Where our own id is there it was us, in a try whose answer was lost.
         return OnceAnswer((Enqueued(job_ids[0], fresh[0]),), repeated=not first and job_ids != [workflow_id])
 
-    def workflow(self, workflow_id: int) -> WorkflowRecord | None:
-        rows = self.read("workflow", id=workflow_id)
+    def get(self, workflow_id: int) -> WorkflowRecord | None:
+        rows = self._db.read("workflow", id=workflow_id)
         if not rows:
             return None
-        nodes = tuple(_node(row) for row in self.read("workflow_nodes", id=workflow_id))
+        nodes = tuple(_node(row) for row in self._db.read("workflow_nodes", id=workflow_id))
         return WorkflowRecord(*_head(rows[0]), nodes)
 
-    def workflows(
-        self, state: str | None = None, before_id: int | None = None, limit: int = 100
-    ) -> list[WorkflowRecord]:
-        page = {"before_id": LARGEST_ID if before_id is None else before_id, "limit": limit}
-        rows = self.read("workflows", **page) if state is None else self.read("workflows_in_state", state=state, **page)
-        return [WorkflowRecord(*_head(row), counts=row[5] or {}) for row in rows]
-
     def place_of(self, job_id: int) -> tuple[int, int] | None:
-        rows = self.read("job_place", id=job_id)
+        rows = self._db.read("job_place", id=job_id)
         return (rows[0][0], rows[0][1]) if rows and rows[0][0] is not None else None
 
     def inputs(self, job_ids: Sequence[int]) -> dict[int, bytes]:
         return (
-            _packed(self.read("inputs", ids=arrays.int8s(list(job_ids)), max_bytes=node_inputs.MAX_BYTES))
+            _packed(self._db.read("inputs", ids=arrays.int8s(list(job_ids)), max_bytes=node_inputs.MAX_BYTES))
             if job_ids
             else {}
         )
 
-    def retry_workflow(self, workflow_id: int, by: str) -> bool:
+    def retry(self, workflow_id: int, by: str) -> bool:
         taken_up = self._act("retry_workflow", id=workflow_id, by=by)
         if taken_up:
-            cancel_withdrawn(self, [workflow_id])
+            cancel_withdrawn(self._db, [workflow_id])
         return taken_up
 
-    def resume_workflow(self, workflow_id: int, by: str) -> bool:
+    def resume(self, workflow_id: int, by: str) -> bool:
         return self._act("resume_workflow", id=workflow_id, by=by)
 
-    def repair_workflows(self, limit: int) -> list[Repaired]:
-        rows = self.serve_once("repair_workflows", after=self._repaired_up_to, look=REPAIR_LOOK, limit=limit)
-        self._repaired_up_to = rows[-1][3] or 0
-        self.notify({f"queue:{queue}" for _, _, queues, _ in rows for queue in queues or ()})
-        return [Repaired(workflow_id, what) for workflow_id, what, _, _ in rows[:-1]]
+    def _begin_on(self, theirs: psycopg.Connection[Any], workflow: NewWorkflow, values: dict[str, str]) -> Enqueued:
+        with part_of(self._db, theirs, 1) as (ask, [workflow_id]):
+            for _ in range(KEY_ROUNDS):
+                begun = ask(self._db.sql["begin_workflow_later"], {"id": workflow_id, "name": workflow.name, **values})
+                if begun[0][0] is not None:
+                    return Enqueued(workflow_id)
+                found = ask(self._db.sql["owner_of_key"], {"key": workflow.root.unique_key})
+                if found:
+                    return Enqueued(found[0][0], fresh=False)
+            raise LedgerBusy(
+                f"The unique key {workflow.root.unique_key!r} is held by a workflow that your transaction cannot see. "
+                "Nothing was written. Try again in a new transaction."
+            )
 
     def _begin(self, query: str, values: dict[str, Any]) -> list[Row]:
-        return self.past_locks(
-            self.client_connection,
-            lambda: self.repeat_uncertain(lambda: self.client_connection.write(self.sql[query], values)),
+        return past_locks(
+            self._db,
+            self._db.client_connection,
+            lambda: repeat_uncertain(lambda: self._db.client_connection.write(self._db.sql[query], values)),
         )
 
     def _act(self, query: str, **values: Any) -> bool:
-        rows = self.past_locks(self.read_connection, lambda: self.read_connection.write(self.sql[query], values))
+        rows = write_past_locks(self._db, query, **values)
         if not rows or rows[0][0] is None:
             return False
-        self.notify(f"queue:{queue}" for queue in rows[0][0])
+        self._db.notify(f"queue:{queue}" for queue in rows[0][0])
         return True
 
-    def _inputs(self, job_ids: list[int]) -> dict[int, bytes]:
-        if not job_ids:
-            return {}
-        rows = self.turn_connection.ask(
-            self.sql["inputs"], {"ids": arrays.int8s(job_ids), "max_bytes": node_inputs.MAX_BYTES}
+    def list(self, state: str | None = None, before_id: int | None = None, limit: int = 100) -> list[WorkflowRecord]:
+        page = {"before_id": LARGEST_ID if before_id is None else before_id, "limit": limit}
+        rows = (
+            self._db.read("workflows", **page)
+            if state is None
+            else self._db.read("workflows_in_state", state=state, **page)
         )
-        return _packed(rows)
+        return [WorkflowRecord(*_head(row), counts=row[5] or {}) for row in rows]
+
+
+def cancel_withdrawn(db: Database, job_ids: Collection[int]) -> None:
+    """Those of the workflows that these jobs, which were queued again, are of."""
+    for (job_id,) in db.read("nodes_to_unstop", ids=arrays.int8s(list(job_ids))) if job_ids else ():
+        # Each alone: who waits for one while holding another might wait for ever.
+        write_past_locks(db, "unstop", id=job_id)
+
+
+def inputs_of(db: Database, job_ids: list[int]) -> dict[int, bytes]:
+    """Return how the nodes ended that each of these jobs depends on, packed for a new attempt."""
+    if not job_ids:
+        return {}
+    rows = db.turn_connection.ask(db.sql["inputs"], {"ids": arrays.int8s(job_ids), "max_bytes": node_inputs.MAX_BYTES})
+    return _packed(rows)
 
 
 def _packed(rows: list[Row]) -> dict[int, bytes]:

@@ -9,8 +9,8 @@ import msgspec
 
 from unstuck.domain.limits import UNLIMITED, QueueLimit, Room, available
 from unstuck.ledger.contract.workers import ClaimRequest
-from unstuck.ledger.gaps import Gap
-from unstuck.ledger.sqlite.database import SQL, fetch
+from unstuck.ledger.gaps import Gap, Gaps
+from unstuck.ledger.sqlite.database import SQL, Database, fetch
 
 
 class QueueLimits:
@@ -175,3 +175,22 @@ def _nth_ready(cursor: apsw.Cursor, queue: str, end: Place, n: int) -> int | Non
     """Give the rank of the nth ready job of a queue, if there are so many up to that place."""
     found = cursor.execute(SQL["nth_ready"], (queue, *end, n)).fetchone()
     return None if found is None else int(found[0])
+
+
+def look_for(db: Database, gaps: Gaps, claim_request: ClaimRequest) -> Look:
+    """Return how to look for what is wanted. Gaps whose time is over are looked into first, beside those who write."""
+    over = gaps.due(claim_request, time.monotonic())
+    if over:
+        with db.read() as cursor:
+            begun_s = time.monotonic()
+            for gap in over:
+                if is_still_a_gap(cursor, claim_request.tasks, gap):
+                    now_s = time.monotonic()
+                    gaps.note(claim_request.tasks, gap, now_s - begun_s, now_s)
+    return Look(claim_request, gaps.of(claim_request, time.monotonic()))
+
+
+def note_gaps(gaps: Gaps, look: Look) -> None:
+    """Remember the gaps that a look came upon, after its commit."""
+    for gap, cost_s in look.found:
+        gaps.note(look.claim_request.tasks, gap, cost_s, time.monotonic())

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,14 +18,11 @@ from typing import Any, Protocol
 import apsw
 
 from unstuck import failpoints
-from unstuck.config import Settings
 from unstuck.errors import LedgerError, LedgerReplaced, NoLedger
-from unstuck.ledger.gaps import Gaps
 from unstuck.ledger.migrate import CURE_OLD
 from unstuck.ledger.sql import load_queries
 from unstuck.ledger.sqlite.errors import translate
 from unstuck.ledger.sqlite.lock import FairLock, read_mark
-from unstuck.ledger.sqlite.notifier import Notifier
 
 
 class Forkable(Protocol):
@@ -106,7 +103,7 @@ class Database:
         self._fork_locks: list[threading.Lock] = []
         watch_forks(self)
 
-    # What the verbs use -----------------------------------------------------------------------
+    # What the parts use -----------------------------------------------------------------------
 
     @contextmanager
     def write(
@@ -431,20 +428,6 @@ SQL = load_queries(
     "schedules.sql",
     "workflows.sql",
 )
-
-
-class Verbs:
-    """The ground that client, worker, reaper and operator verbs stand on."""
-
-    settings: Settings
-    db: Database
-    gaps: Gaps
-    wakeups: Notifier
-
-    def notify_queues(self, queues: Iterable[str]) -> None:
-        """Wake who serves these queues, after the commit that made jobs ready there."""
-        if words := [f"queue:{queue}" for queue in queues]:
-            self.wakeups.notify(words)
 
 
 def fetch(cursor: apsw.Cursor, query: str, values: Sequence[Any] = ()) -> list[Any]:

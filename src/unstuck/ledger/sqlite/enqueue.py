@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,12 @@ from typing import Any
 import apsw
 import msgspec
 
-from unstuck import failpoints
 from unstuck.domain.states import AttemptState
 from unstuck.errors import DuplicateJob, LedgerError
-from unstuck.ledger.checks import check_ids, check_jobs
-from unstuck.ledger.contract.jobs import Enqueued, JobExtras, NewJob, OnceAnswer, Outcome, Request
+from unstuck.ledger.contract.jobs import Enqueued, JobExtras, NewJob, OnceAnswer, Request
 from unstuck.ledger.sqlite.concurrency import line_up
-from unstuck.ledger.sqlite.database import SQL, Database, Verbs, write_event
+from unstuck.ledger.sqlite.database import SQL, Database, write_event
 from unstuck.ledger.sqlite.errors import refuse_nul, translate
-from unstuck.ledger.sqlite.rows import outcome
 
 PERIOD = "period"
 _PLAIN = JobExtras()
@@ -70,40 +67,6 @@ def _displace(cursor: apsw.Cursor, owner: int, by: int) -> bool:
 
 
 SLOWEST_INSERT_S = 0.001
-
-
-class ClientVerbs(Verbs):
-    def enqueue(self, jobs: Sequence[NewJob], patience_s: float | None = None) -> list[Enqueued]:
-        # There is one lock for the whole file, and `busy_timeout` says how long everybody waits for it.
-        if not jobs:
-            return []
-        check_jobs(jobs)
-        # A million jobs are one transaction, and whoever writes them is slow but not frozen.
-        with self.db.write(limit_s=len(jobs) * SLOWEST_INSERT_S) as cursor:
-            answer = insert_jobs(cursor, jobs)
-            if failpoints.active:
-                failpoints.reached("enqueue.before_commit")
-        if failpoints.active:
-            failpoints.reached("enqueue.after_commit")
-        return answer
-
-    def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        with part_of(self.db, connection) as cursor:
-            if not jobs:
-                return []
-            check_jobs(jobs)
-            return insert_jobs(cursor, jobs)
-
-    def notify(self, words: Iterable[str]) -> None:
-        self.wakeups.notify(words)
-
-    def outcomes(self, job_ids: Collection[int]) -> list[Outcome]:
-        with self.db.read() as cursor:
-            return [outcome(row) for row in cursor.execute(SQL["outcomes"], (_json(job_ids),))]
-
-    def missing(self, job_ids: Collection[int]) -> set[int]:
-        with self.db.read() as cursor:
-            return {job_id for (job_id,) in cursor.execute(SQL["missing"], (_json(job_ids),))}
 
 
 @contextmanager
@@ -210,11 +173,6 @@ def hooks_text(more: JobExtras) -> str | None:
     return None if more.hooks is None else msgspec.json.encode(more.hooks).decode()
 
 
-def _json(job_ids: Collection[int]) -> str:
-    check_ids(job_ids)
-    return msgspec.json.encode(list(job_ids)).decode()
-
-
 def _check_connection(connection: Any, path: Path) -> None:
     if isinstance(connection, sqlite3.Connection):
         raise LedgerError(
@@ -246,13 +204,6 @@ def _check_connection(connection: Any, path: Path) -> None:
 CLEARED = 20
 
 _decode = msgspec.json.Decoder(list[tuple[int, bool]]).decode
-
-
-class RequestVerbs(Verbs):
-    def enqueue_once(self, request: Request, jobs: Sequence[NewJob]) -> OnceAnswer:
-        check_jobs(jobs)
-        with self.db.write() as cursor:
-            return insert_once(cursor, request, jobs)
 
 
 def insert_once(cursor: apsw.Cursor, request: Request, jobs: Sequence[NewJob]) -> OnceAnswer:

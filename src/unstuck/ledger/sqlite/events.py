@@ -8,7 +8,7 @@ import apsw
 import msgspec
 
 from unstuck.domain.event_cursor import Cursor, stamp_of
-from unstuck.domain.states import JobState, WorkerState
+from unstuck.domain.states import WorkerState
 from unstuck.ledger.contract.diagnosis import LOOK_LATE
 from unstuck.ledger.contract.events import (
     AlertEvent,
@@ -17,37 +17,57 @@ from unstuck.ledger.contract.events import (
     ConditionChange,
     ConditionLook,
     ConditionRecord,
-    JobPosition,
+    EventPage,
+    EventRecord,
     LateWorker,
 )
 from unstuck.ledger.contract.workers import read_verdict
 from unstuck.ledger.sqlite.clock import Clock, read_clock
-from unstuck.ledger.sqlite.database import SQL, Verbs, fetch, write_event
+from unstuck.ledger.sqlite.database import SQL, Database, fetch, write_event
 from unstuck.ledger.sqlite.diagnosis import look_at_queues, look_at_ticket
 from unstuck.ledger.sqlite.errors import refuse_nul
 from unstuck.ledger.sqlite.rows import Row
 
 
-class AlertVerbs(Verbs):
-    def add_alert_target(self, target: str) -> None:
-        with self.db.write() as cursor:
-            newest = _newest(fetch(cursor, "last_events", (1,)))
-            cursor.execute(SQL["add_alert_target"], (target, str(newest)))
+class Events:
+    """See `unstuck.ledger.contract.events.Events`."""
 
-    def alert_target(self, target: str) -> AlertTarget | None:
-        with self.db.read() as cursor:
-            rows = fetch(cursor, "alert_target", (target,))
-            newest = _newest(fetch(cursor, "last_events", (1,)))
-        return AlertTarget(*(*rows[0], time.time(), newest)) if rows else None
+    def __init__(self, db: Database) -> None:
+        self._db = db
 
-    def save_alert_target(self, target: str, version: int, position: str, state: str) -> bool:
-        with self.db.write() as cursor:
-            cursor.execute(SQL["save_alert_target"], (target, version, position, state))
-            return bool(cursor.connection.changes())
+    def write(
+        self,
+        kind: str,
+        message: str,
+        *,
+        job_id: int | None = None,
+        worker_id: str | None = None,
+        about: str | None = None,
+    ) -> int:
+        refuse_nul(kind, message, worker_id or "", about or "")
+        with self._db.write() as cursor:
+            write_event(cursor, kind, message, job_id=job_id, worker_id=worker_id, about=about)
+            return cursor.connection.last_insert_rowid()
 
-    def events_for_alerts(self, kinds: Collection[str], after: Cursor, but: Collection[int], limit: int) -> AlertPage:
+    def newest_cursor(self) -> Cursor:
+        with self._db.read() as cursor:
+            rows = fetch(cursor, "last_events", (1,))
+        return Cursor(rows[0][0], rows[0][0], stamp_of(rows[0][1])) if rows else Cursor()
+
+    def since(
+        self, cursor: Cursor, *, job_id: int | None = None, worker_id: str | None = None, limit: int = 100
+    ) -> EventPage:
+        records = self.list(job_id=job_id, worker_id=worker_id, after_id=cursor.floor[0], limit=limit)
+        # After the events: if retention comes in between, a gap is reported where none is, and never the other way.
+        with self._db.read() as reading:
+            origin = fetch(reading, "event_time", (cursor.id,))
+            [(oldest_id,)] = fetch(reading, "oldest_event")
+        is_known = cursor.names(cursor.id, origin[0][0] if origin else None)
+        return EventPage(records, frozenset(), is_known, oldest_id)
+
+    def for_alerts(self, kinds: Collection[str], after: Cursor, but: Collection[int], limit: int) -> AlertPage:
         values = (after.floor[0], _json(sorted(kinds)), _json(list(but)), limit)
-        with self.db.read() as cursor:
+        with self._db.read() as cursor:
             rows = fetch(cursor, "events_to_tell", values)
             origin = fetch(cursor, "event_time", (after.id,))
         is_known = after.names(after.id, origin[0][0] if origin else None)
@@ -55,8 +75,24 @@ class AlertVerbs(Verbs):
         events = [AlertEvent(*(*row[:-1], verdict, row[0])) for row, verdict in zip(rows, verdicts, strict=True)]
         return AlertPage(events, is_known)
 
+    def add_alert_target(self, target: str) -> None:
+        with self._db.write() as cursor:
+            newest = _newest(fetch(cursor, "last_events", (1,)))
+            cursor.execute(SQL["add_alert_target"], (target, str(newest)))
+
+    def alert_target(self, target: str) -> AlertTarget | None:
+        with self._db.read() as cursor:
+            rows = fetch(cursor, "alert_target", (target,))
+            newest = _newest(fetch(cursor, "last_events", (1,)))
+        return AlertTarget(*(*rows[0], time.time(), newest)) if rows else None
+
+    def save_alert_target(self, target: str, version: int, position: str, state: str) -> bool:
+        with self._db.write() as cursor:
+            cursor.execute(SQL["save_alert_target"], (target, version, position, state))
+            return bool(cursor.connection.changes())
+
     def look_for_conditions(self, late_s: float | None = None) -> ConditionLook:
-        with self.db.read() as cursor:
+        with self._db.read() as cursor:
             clock = read_clock(cursor)
             fleet = fetch(cursor, "look_fleet")
             able = [row for row in fleet if row[8]]
@@ -76,7 +112,7 @@ class AlertVerbs(Verbs):
             )
 
     def conditions(self) -> list[ConditionRecord]:
-        with self.db.read() as cursor:
+        with self._db.read() as cursor:
             return [ConditionRecord(*row) for row in fetch(cursor, "conditions")]
 
     def change_conditions(self, changes: Sequence[ConditionChange], remind_s: float) -> int:
@@ -84,8 +120,31 @@ class AlertVerbs(Verbs):
             return 0
         for change in changes:
             refuse_nul(change.about, change.message)
-        with self.db.write() as cursor:
+        with self._db.write() as cursor:
             return sum(_change(cursor, change, time.time(), remind_s) for change in changes)
+
+    def list(
+        self,
+        *,
+        job_id: int | None = None,
+        worker_id: str | None = None,
+        after_id: int | None = None,
+        limit: int = 100,
+    ) -> list[EventRecord]:
+        whose: tuple[int | str, ...] = ()
+        suffix = ""
+        if job_id is not None:
+            whose, suffix = (job_id,), "_of_job"
+        elif worker_id is not None:
+            whose, suffix = (worker_id,), "_of_worker"
+        with self._db.read() as cursor:
+            if after_id is not None:
+                rows = fetch(cursor, f"events{suffix or '_after'}", (*whose, after_id, limit))
+            else:
+                rows = fetch(cursor, f"last_events{suffix}", (*whose, limit))[::-1]
+        records = [_event_record(row) for row in rows]
+        both = job_id is not None and worker_id is not None
+        return [event for event in records if event.worker_id == worker_id] if both else records
 
 
 def _change(cursor: apsw.Cursor, change: ConditionChange, now: float, remind_s: float) -> bool:
@@ -127,38 +186,6 @@ def _newest(rows: Sequence[Row]) -> Cursor:
     return Cursor(rows[0][0], rows[0][0], stamp_of(rows[0][1])) if rows else Cursor()
 
 
-class TellingVerbs(Verbs):
-    def write_event(
-        self,
-        kind: str,
-        message: str,
-        *,
-        job_id: int | None = None,
-        worker_id: str | None = None,
-        about: str | None = None,
-    ) -> int:
-        refuse_nul(kind, message, worker_id or "", about or "")
-        with self.db.write() as cursor:
-            write_event(cursor, kind, message, job_id=job_id, worker_id=worker_id, about=about)
-            return cursor.connection.last_insert_rowid()
-
-    def job_position(self, job_ids: Collection[int]) -> list[JobPosition]:
-        if not job_ids:
-            return []
-        with self.db.read() as cursor:
-            rows = fetch(cursor, "glance", (msgspec.json.encode(list(job_ids)).decode(),))
-        return [JobPosition(row[0], JobState(row[1]), *row[2:]) for row in rows]
-
-    def unserved(self, wanted: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
-        pairs = msgspec.json.encode(list(wanted)).decode()
-        with self.db.read() as cursor:
-            clock = read_clock(cursor)
-            left = {(queue, task) for queue, task in fetch(cursor, "unserved", (pairs, clock.at))}
-            if not left:
-                return left
-            # Nothing was heard of the others for longer than they may be silent: but only watched time counts.
-            for beat_at, suspect_after_s, queues, tasks in fetch(cursor, "unheard", (clock.at,)):
-                if clock.silent_s(beat_at) < suspect_after_s:
-                    served, known = msgspec.json.decode(queues), msgspec.json.decode(tasks)
-                    left -= {(queue, task) for queue, task in left if queue in served and task in known}
-            return left
+def _event_record(row: Row) -> EventRecord:
+    # Writes are serial: the order of ids is the order of commits.
+    return EventRecord(*(*row, row[0]))

@@ -15,37 +15,12 @@ from unstuck.domain.journal import (
     pack_journal,
 )
 from unstuck.domain.states import FINAL_STATES, JobState
-from unstuck.ledger.checks import check_ids, check_jobs
-from unstuck.ledger.contract.jobs import JournalRecord, SignalRecord
+from unstuck.ledger.checks import check_jobs
 from unstuck.ledger.contract.workers import FollowUp, JournalEntry
 from unstuck.ledger.sqlite.concurrency import admit
-from unstuck.ledger.sqlite.database import SQL, Verbs, fetch, write_event
+from unstuck.ledger.sqlite.database import SQL, fetch, write_event
 from unstuck.ledger.sqlite.enqueue import insert_jobs
 from unstuck.ledger.sqlite.errors import refuse_nul
-
-
-class JournalVerbs(Verbs):
-    def signal(self, job_id: int, name: str, value: bytes, by: str) -> str:
-        refuse_nul(name, by)
-        check_ids((job_id,))
-        with self.db.write() as cursor:
-            answer, woken = _signal(cursor, job_id, name, value, by)
-        self.notify_queues(woken)
-        return answer
-
-    def journal(self, job_id: int, within_bytes: int | None = None) -> list[JournalRecord]:
-        check_ids((job_id,))
-        with self.db.read() as cursor:
-            if within_bytes is None:
-                return [JournalRecord(*row) for row in cursor.execute(SQL["journal"], (job_id,))]
-            return [JournalRecord(*row) for row in cursor.execute(SQL["journal_within"], (job_id, within_bytes))]
-
-    def signals(self, job_id: int, within_bytes: int | None = None) -> list[SignalRecord]:
-        check_ids((job_id,))
-        with self.db.read() as cursor:
-            if within_bytes is None:
-                return [SignalRecord(*row) for row in cursor.execute(SQL["signals"], (job_id,))]
-            return [SignalRecord(*row) for row in cursor.execute(SQL["signals_within"], (job_id, within_bytes))]
 
 
 def write_entries(cursor: apsw.Cursor, worker_id: str, entries: Sequence[JournalEntry]) -> set[tuple[int, int]]:
@@ -100,7 +75,7 @@ def follow_up(cursor: apsw.Cursor, follow: Sequence[FollowUp], ended: set[int]) 
     return {job.queue for job in jobs if job.run_at is None and job.delay_s == 0}
 
 
-def _signal(cursor: apsw.Cursor, job_id: int, name: str, value: bytes, by: str) -> tuple[str, set[str]]:
+def send_signal(cursor: apsw.Cursor, job_id: int, name: str, value: bytes, by: str) -> tuple[str, set[str]]:
     found = cursor.execute(SQL["job_to_signal"], (job_id,)).fetchone()
     if found is None:
         return "missing", set()

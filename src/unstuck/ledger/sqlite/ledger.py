@@ -1,7 +1,7 @@
 """The ledger in a SQLite file: one host, many processes, nothing to install."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,50 +10,27 @@ import msgspec
 
 from unstuck.config import IN_MEMORY, Settings, sqlite_file
 from unstuck.errors import UnstuckError
+from unstuck.ledger.contract.diagnosis import Blocker, Diagnosis
 from unstuck.ledger.gaps import Gaps
 from unstuck.ledger.migrate import WAIT_S, Migration
 from unstuck.ledger.sqlite import migrate
-from unstuck.ledger.sqlite.admin import ApiTokenVerbs, AuditVerbs, CountingVerbs
+from unstuck.ledger.sqlite.admin import Admin
 from unstuck.ledger.sqlite.database import Database, fetch, watch_forks
-from unstuck.ledger.sqlite.diagnosis import DiagnosingVerbs
-from unstuck.ledger.sqlite.enqueue import ClientVerbs, RequestVerbs
-from unstuck.ledger.sqlite.events import AlertVerbs, TellingVerbs
-from unstuck.ledger.sqlite.exchange import ExchangeVerbs, LetterVerbs
-from unstuck.ledger.sqlite.jobs import OperatorVerbs, ReadingVerbs
-from unstuck.ledger.sqlite.journal import JournalVerbs
-from unstuck.ledger.sqlite.maintenance import UpkeepVerbs
+from unstuck.ledger.sqlite.diagnosis import diagnose, find_blockers
+from unstuck.ledger.sqlite.events import Events
+from unstuck.ledger.sqlite.jobs import Jobs
+from unstuck.ledger.sqlite.maintenance import Maintenance, void_tokens
 from unstuck.ledger.sqlite.memory import NAME, MemoryDatabase
 from unstuck.ledger.sqlite.notifier import ListenerAddresses, Notifier
-from unstuck.ledger.sqlite.queues import OrderVerbs
-from unstuck.ledger.sqlite.recovery import ReaperVerbs
-from unstuck.ledger.sqlite.schedules import ScheduleVerbs
-from unstuck.ledger.sqlite.workers import ForeignVerbs, HealthVerbs
-from unstuck.ledger.sqlite.workflows import WorkflowVerbs
+from unstuck.ledger.sqlite.queues import Queues
+from unstuck.ledger.sqlite.recovery import Recovery
+from unstuck.ledger.sqlite.schedules import Schedules
+from unstuck.ledger.sqlite.workers import Workers
+from unstuck.ledger.sqlite.workflows import Workflows
 
 
-class SqliteLedger(
-    ExchangeVerbs,
-    LetterVerbs,
-    RequestVerbs,
-    ClientVerbs,
-    ForeignVerbs,
-    ReaperVerbs,
-    UpkeepVerbs,
-    HealthVerbs,
-    OperatorVerbs,
-    OrderVerbs,
-    ReadingVerbs,
-    DiagnosingVerbs,
-    AlertVerbs,
-    TellingVerbs,
-    CountingVerbs,
-    ApiTokenVerbs,
-    AuditVerbs,
-    JournalVerbs,
-    ScheduleVerbs,
-    WorkflowVerbs,
-):
-    """Satisfies `unstuck.ledger.contract.Ledger`; the verbs are in the files they are named for."""
+class SqliteLedger:
+    """See `unstuck.ledger.contract.Ledger`, which this fulfils. Each part is in the file that is named for it."""
 
     single_host = True
 
@@ -62,13 +39,22 @@ class SqliteLedger(
         # A holder that is frozen for half of the time in which workers are taken for dead is in everybody's way.
         kill_after_s = settings.recovery.heartbeat_timeout_s / 2
         self.in_memory = settings.url == IN_MEMORY
-        self.db = (
+        db = self.db = (
             MemoryDatabase(kill_after_s=kill_after_s)
             if self.in_memory
             else Database(path_of(settings.url), kill_after_s=kill_after_s)
         )
         self.gaps = Gaps()
-        self.wakeups = Notifier(self._find_addresses)
+        wakeups = self.wakeups = Notifier(self._find_addresses)
+        self.jobs = Jobs(db, wakeups)
+        self.workers = Workers(db, wakeups, self.gaps)
+        self.recovery = Recovery(db, wakeups)
+        self.maintenance = Maintenance(db, wakeups)
+        self.workflows = Workflows(db, wakeups)
+        self.schedules = Schedules(db)
+        self.queues = Queues(db, wakeups)
+        self.events = Events(db)
+        self.admin = Admin(db)
         watch_forks(self)
 
     def migrate(self, *, wait_s: float = WAIT_S, migrations: Sequence[Migration] | None = None) -> list[str]:
@@ -85,6 +71,9 @@ class SqliteLedger(
     def expect(self, ledger_id: str) -> None:
         self.db.ledger_id = ledger_id
 
+    def void_tokens(self) -> int:
+        return void_tokens(self.db)
+
     def describe(self) -> dict[str, Any]:
         return {
             "database": "sqlite",
@@ -96,6 +85,15 @@ class SqliteLedger(
             "pooler": False,
             "bell": "unix datagrams",
         }
+
+    def diagnose(self, *, far_s: float, late_s: float) -> Diagnosis:
+        return diagnose(self.db, self.settings.recovery.rules, far_s=far_s, late_s=late_s)
+
+    def blockers(self, *, open_s: float) -> tuple[Blocker, ...]:
+        return find_blockers(self.db, open_s)
+
+    def notify(self, words: Iterable[str]) -> None:
+        self.wakeups.notify(words)
 
     def close(self) -> None:
         self.wakeups.close()

@@ -8,12 +8,17 @@ import msgspec
 
 from unstuck import host
 from unstuck.domain.liveness import Detector
-from unstuck.domain.states import FINAL_STATES, WorkerState
-from unstuck.ledger.contract.maintenance import Promoted, Swept
+from unstuck.domain.states import FINAL_STATES, AttemptState, WorkerState
+from unstuck.domain.workflows import NodeState
+from unstuck.ledger.contract.maintenance import Expired, KeysChecked, Promoted, Repaired, Swept
 from unstuck.ledger.contract.workers import WorkerVerdict
+from unstuck.ledger.sqlite.admin import this_minute
+from unstuck.ledger.sqlite.advance import advance, end_node, recount, resolve, result_missing
 from unstuck.ledger.sqlite.clock import read_clock
 from unstuck.ledger.sqlite.concurrency import admit
-from unstuck.ledger.sqlite.database import SQL, Verbs, fetch, write_event
+from unstuck.ledger.sqlite.database import SQL, Database, fetch, write_event
+from unstuck.ledger.sqlite.endings import expire
+from unstuck.ledger.sqlite.notifier import Notifier
 
 WINDOW_ROWS = 10_000
 """How many rows one retention step looks at; bounds the time that it keeps the write lock."""
@@ -22,29 +27,38 @@ SKIPPED_AT_LEAST = 1_000_000_000
 SKIPPED_MORE = 1_000_000_000_000
 """In these cases the time decides how much more, below this: two restores of one backup give out different numbers."""
 CLOCK_STEP_S = 2.0
+"""Clocks are corrected by less than that all the time."""
 RETRIES_LOOKED_AT = 500
 """Of each queue, how many waiting jobs are looked at for a step of the clock that no reaper saw: those due soonest."""
-"""Clocks are corrected by less than that all the time."""
+REPAIR_LOOK = 20_000
+"""How many nodes one round of repair looks at; the next goes on behind them."""
 NUMBERED_TABLES = ("unstuck_events", "unstuck_audit")
 
 
-class UpkeepVerbs(Verbs):
+class Maintenance:
+    """See `unstuck.ledger.contract.maintenance.Maintenance`."""
+
+    def __init__(self, db: Database, wakeups: Notifier) -> None:
+        self._db = db
+        self._wakeups = wakeups
+        self._repaired_up_to = 0
+
     def take_ticket(self, name: str, ttl_s: float) -> bool:
         # Most ask in vain: they must not queue for the write lock to hear it.
-        with self.db.read() as cursor:
+        with self._db.read() as cursor:
             if is_taken(cursor, name):
                 return False
-        with self.db.write() as cursor:
+        with self._db.write() as cursor:
             return take(cursor, name, ttl_s)
 
     def promote_due(self, limit: int) -> Promoted:
         now = time.time()
-        with self.db.read() as cursor:
+        with self._db.read() as cursor:
             due, next_at = _look_at_waiting(cursor, now)
         if not due:
             return Promoted(0, frozenset(), None if next_at is None else max(next_at - now, 0.0))
         count, woken = 0, set()
-        with self.db.write() as cursor:
+        with self._db.write() as cursor:
             for queue in due:
                 lines = fetch(cursor, "promote_due", (queue, now, limit - count))
                 if lines:
@@ -56,8 +70,20 @@ class UpkeepVerbs(Verbs):
             _, next_at = _look_at_waiting(cursor, now)
         return Promoted(count, frozenset(woken), None if next_at is None else max(next_at - time.time(), 0.0))
 
+    def expire_due(self, limit: int) -> Expired:
+        with self._db.read() as cursor:
+            next_at = cursor.execute(SQL["next_expiry"]).get
+        if next_at is None or next_at > time.time():
+            return Expired(0, frozenset(), None if next_at is None else max(next_at - time.time(), 0.0))
+        with self._db.write() as cursor:
+            found = [job_id for (job_id,) in fetch(cursor, "expired", (time.time(), limit))]
+            woken = expire(cursor, found)
+            next_at = cursor.execute(SQL["next_expiry"]).get
+        self._wakeups.notify_queues(woken)
+        return Expired(len(found), frozenset(woken), None if next_at is None else max(next_at - time.time(), 0.0))
+
     def follow_clock(self, limit: int) -> float:
-        with self.db.read() as cursor:
+        with self._db.read() as cursor:
             found = cursor.execute(SQL["clock"]).fetchone()
             now, ahead_s = time.time(), time.time() - host.boottime_s()
             ahead = cursor.execute(SQL["began_in_future"], (now + CLOCK_STEP_S,)).get
@@ -65,7 +91,7 @@ class UpkeepVerbs(Verbs):
         step_s = None if found is None or found[0] != host.boot_id() else found[1] - ahead_s
         if step_s is not None and abs(step_s) < CLOCK_STEP_S and not ahead and not unseen:
             return 0.0
-        with self.db.write() as cursor:
+        with self._db.write() as cursor:
             cursor.execute(SQL["note_clock"], (host.boot_id(), ahead_s))
             cursor.execute(SQL["set_back_beginnings"], (now, max(step_s or 0.0, 0.0), CLOCK_STEP_S, limit))
             if step_s is None or step_s < CLOCK_STEP_S:
@@ -80,10 +106,58 @@ class UpkeepVerbs(Verbs):
             cursor.execute(SQL["set_back_conditions"], (now,))
         return float(step_s)
 
+    def check_keys(self, after: str, limit: int) -> KeysChecked:
+        with self._db.read() as cursor:
+            keys = [key for (key,) in fetch(cursor, "lines_after", (after, limit))]
+            next_after = keys[-1] if len(keys) == limit else None
+            suspects = {key for key in keys if _may_need_care(cursor, key)}
+            # Blocked jobs whose line has no row: a backup, or somebody's hand.
+            place = after
+            for _ in range(limit):
+                found = cursor.execute(SQL["next_blocked_line"], (place,)).get
+                if found is None or (next_after is not None and found > next_after):
+                    break
+                place = found
+                if place not in keys:
+                    suspects.add(place)
+        if not suspects:
+            return KeysChecked(next_after, 0, 0, frozenset())
+        repaired, removed, woken = 0, 0, set()
+        with self._db.write() as cursor:
+            for key in sorted(suspects):
+                if let_in := admit(cursor, {key}):
+                    repaired += 1
+                    woken |= let_in
+                    message = f"Line '{key}' had a free place that nobody was let in to; the next went in"
+                    write_event(cursor, "line_repaired", message)
+                    continue
+                cursor.execute(SQL["close_line"], (key,))
+                removed += cursor.connection.changes()
+        self._wakeups.notify_queues(woken)
+        return KeysChecked(next_after, repaired, removed, frozenset(woken))
+
+    def repair_workflows(self, limit: int) -> list[Repaired]:
+        with self._db.read() as cursor:
+            # Most look in vain: they must not queue for the write lock to hear it.
+            ids, self._repaired_up_to = _next_open(cursor, self._repaired_up_to)
+            if not fetch(cursor, "nodes_of_the_gone", (ids, 1)) and not fetch(cursor, "workflows_at_rest", (ids, 1)):
+                return []
+        found: list[Repaired] = []
+        woken: set[str] = set()
+        with self._db.write() as cursor:
+            found += [_repair_node(cursor, woken, *row) for row in fetch(cursor, "nodes_of_the_gone", (ids, limit))]
+            for (workflow_id,) in fetch(cursor, "workflows_at_rest", (ids, limit)):
+                woken |= recount(cursor, workflow_id)
+                found.append(Repaired(workflow_id, "nothing of it went on"))
+            for one in found:
+                write_event(cursor, "workflow_repaired", f"Repaired: {one.what}", job_id=one.workflow_id)
+        self._wakeups.notify_queues(woken)
+        return found
+
     def sweep_old(self, jobs_s: float, events_s: float, workers_s: float, limit: int) -> Swept:
         now = time.time()
         # What was removed and is lost with the power is removed again.
-        with self.db.write(durable=False) as cursor:
+        with self._db.write(durable=False) as cursor:
             began_s = time.monotonic()
             start = cursor.execute(SQL["sweep_position"]).get
             jobs, position = _delete_finished(cursor, start, now - jobs_s, frozenset(FINAL_STATES), limit)
@@ -98,7 +172,7 @@ class UpkeepVerbs(Verbs):
 
     def sweep_kept(self, limit: int) -> Swept:
         now = time.time()
-        with self.db.write(durable=False) as cursor:
+        with self._db.write(durable=False) as cursor:
             began_s = time.monotonic()
             cursor.execute(SQL["sweep_kept_keys"], (now, limit))
             keys = cursor.connection.changes()
@@ -114,38 +188,48 @@ class UpkeepVerbs(Verbs):
             jobs = delete_jobs(cursor, found)
         return Swept(jobs, keys=keys, more=max(jobs, keys) >= limit, took_s=time.monotonic() - began_s)
 
+    def sweep_audit(self, older_than_s: float, limit: int) -> int:
+        with self._db.write() as cursor:
+            cursor.execute(SQL["sweep_audit"], (time.time() - older_than_s, limit))
+            return int(cursor.connection.changes())
+
+    def sweep_counters(self, kept_minutes: int, limit: int) -> int:
+        with self._db.write() as cursor:
+            cursor.execute(SQL["sweep_counters"], (this_minute() - kept_minutes, limit))
+            return cursor.connection.changes()
+
     def prune(self, older_than_s: float, states: Collection[str] = ()) -> int:
         wanted = frozenset(states) & FINAL_STATES if states else FINAL_STATES
         before = time.time() - older_than_s
         removed, position = 0, 0
         while True:
             # Many short transactions: a prune of millions must not make the workers wait.
-            with self.db.write() as cursor:
+            with self._db.write() as cursor:
                 count, position = _delete_finished(cursor, position, before, wanted, WINDOW_ROWS)
             removed += count
             if position == 0:
                 return removed
 
-    def void_tokens(self) -> int:
-        with self.db.write() as cursor:
-            # Before the events below: a client that remembers the last event it saw must hear of them.
-            _skip_numbers(cursor)
-            workers = [worker_id for (worker_id,) in fetch(cursor, "living_worker_ids")]
-            evidence = "the ledger was restored from a backup"
-            text = msgspec.json.encode(
-                WorkerVerdict(WorkerState.DEAD, Detector.OPERATOR, evidence, 0.0, "operator")
-            ).decode()
-            for worker_id in workers:
-                cursor.execute(SQL["bury_worker"], (worker_id, text, time.time()))
-                write_event(
-                    cursor, "worker_dead", f"Dead worker detected: {worker_id} ({evidence})", worker_id=worker_id
-                )
-            cursor.execute(SQL["release_all_claimed"])
-            running = [job_id for (job_id,) in fetch(cursor, "running_job_ids")]
-            if running:
-                first = cursor.execute(SQL["reserve_tokens"], (len(running),)).get - len(running) + 1
-                cursor.executemany(SQL["replace_token"], [(job_id, first + n) for n, job_id in enumerate(running)])
-        return len(workers)
+
+def void_tokens(db: Database) -> int:
+    """Declare every living worker dead and every token void; return the number of workers."""
+    with db.write() as cursor:
+        # Before the events below: a client that remembers the last event it saw must hear of them.
+        _skip_numbers(cursor)
+        workers = [worker_id for (worker_id,) in fetch(cursor, "living_worker_ids")]
+        evidence = "the ledger was restored from a backup"
+        text = msgspec.json.encode(
+            WorkerVerdict(WorkerState.DEAD, Detector.OPERATOR, evidence, 0.0, "operator")
+        ).decode()
+        for worker_id in workers:
+            cursor.execute(SQL["bury_worker"], (worker_id, text, time.time()))
+            write_event(cursor, "worker_dead", f"Dead worker detected: {worker_id} ({evidence})", worker_id=worker_id)
+        cursor.execute(SQL["release_all_claimed"])
+        running = [job_id for (job_id,) in fetch(cursor, "running_job_ids")]
+        if running:
+            first = cursor.execute(SQL["reserve_tokens"], (len(running),)).get - len(running) + 1
+            cursor.executemany(SQL["replace_token"], [(job_id, first + n) for n, job_id in enumerate(running)])
+    return len(workers)
 
 
 def first_after_restore(last: int, now: float) -> int:
@@ -235,3 +319,40 @@ def _retries_of_future(cursor: apsw.Cursor, now: float) -> list[tuple[int, float
     for (queue,) in fetch(cursor, "waiting_queues"):
         found += fetch(cursor, "retries_of_future", (queue, now, CLOCK_STEP_S, RETRIES_LOOKED_AT))
     return found
+
+
+def _may_need_care(cursor: apsw.Cursor, key: str) -> bool:
+    """Say whether a line looks empty, or free while somebody waits; seen without the lock, and so looked at again."""
+    taken = cursor.execute(SQL["count_in_line"], (key,)).get
+    blocked = cursor.execute(SQL["count_blocked"], (key,)).get
+    return bool((blocked > 0 and taken < cursor.execute(SQL["places_of"], (key,)).get) or taken + blocked == 0)
+
+
+def _next_open(cursor: apsw.Cursor, after: int) -> tuple[str, int]:
+    """Give the workflows that one round of repair looks at, and behind which the next one goes on."""
+    ids: list[int] = []
+    left = REPAIR_LOOK
+    for workflow_id, nodes in cursor.execute(SQL["open_workflows"], (after,)):
+        ids.append(workflow_id)
+        left -= (nodes or 0) + 1
+        if left <= 0:
+            return msgspec.json.encode(ids).decode(), workflow_id
+    return msgspec.json.encode(ids).decode(), 0
+
+
+def _repair_node(
+    cursor: apsw.Cursor,
+    woken: set[str],
+    workflow_id: int,
+    place: int,
+    name: str,
+    job_id: int,
+    there: int | None,
+    state: str | None,
+) -> Repaired:
+    if there is None:
+        end_node(cursor, workflow_id, place, NodeState.FAILED, result_missing(name, job_id))
+        woken |= resolve(cursor, workflow_id, [place])
+        return Repaired(workflow_id, f"node {name} waited for job {job_id}, which is not there any more")
+    woken |= advance(cursor, [(job_id, AttemptState.FAILED)])
+    return Repaired(workflow_id, f"node {name} waited for job {job_id}, which is {state}")

@@ -138,6 +138,11 @@ class Notifier:
                 if concerned:
                     self._send(address, "\n".join(concerned).encode()[:WORDS_BYTES])
 
+    def notify_queues(self, queues: Iterable[str]) -> None:
+        """Wake the workers that serve these queues, after the commit that made jobs ready there."""
+        if words := [f"queue:{queue}" for queue in queues]:
+            self.notify(words)
+
     def close(self) -> None:
         with self._guard:
             if self._socket is not None:

@@ -25,16 +25,23 @@ from unstuck.ledger.contract.recovery import (
 )
 from unstuck.ledger.contract.workers import HeldRecord, WorkerVerdict
 from unstuck.ledger.sqlite.clock import read_clock
-from unstuck.ledger.sqlite.database import SQL, Verbs, fetch, write_event
+from unstuck.ledger.sqlite.database import SQL, Database, fetch, write_event
 from unstuck.ledger.sqlite.endings import Ended, after_end, end_attempts, write_releases
 from unstuck.ledger.sqlite.errors import refuse_nul
 from unstuck.ledger.sqlite.maintenance import is_taken, take
+from unstuck.ledger.sqlite.notifier import Notifier
 from unstuck.ledger.sqlite.rows import held_job, worker_watch
 
 
-class ReaperVerbs(Verbs):
-    def keep_watch(self, tick: Tick, ticket: str | None = None, ttl_s: float = 0.0) -> Ticked:
-        with self.db.read() as cursor:
+class Recovery:
+    """See `unstuck.ledger.contract.recovery.Recovery`."""
+
+    def __init__(self, db: Database, wakeups: Notifier) -> None:
+        self._db = db
+        self._wakeups = wakeups
+
+    def tick(self, tick: Tick, ticket: str | None = None, ttl_s: float = 0.0) -> Ticked:
+        with self._db.read() as cursor:
             last = _last_period(cursor)
             taken = ticket is not None and is_taken(cursor, ticket)
         now = time.time()
@@ -42,37 +49,37 @@ class ReaperVerbs(Verbs):
             # Others keep the watch. Most ask in vain, and must not queue for the write lock to hear it.
             stale_s = 0.0 if tick.overtaken(now) else now - last.until
             return Ticked(False, stale_s=stale_s, watched_s=last.until - last.since, at=now)
-        with self.db.write(durable=False) as cursor:
+        with self._db.write(durable=False) as cursor:
             won = ticket is None or take(cursor, ticket, ttl_s)
             # The clock is read under the lock: whoever waited for it must not vouch for the time of waiting.
             return _keep_watch(cursor, tick, time.time(), won)
 
     def watch(self, host: str | None = None) -> list[WorkerWatch]:
-        with self.db.read() as cursor:
+        with self._db.read() as cursor:
             clock = read_clock(cursor)
             return [worker_watch(row, clock) for row in cursor.execute(SQL["watch"], (host,))]
 
     def to_judge(self) -> tuple[list[WorkerWatch], int]:
-        with self.db.read() as cursor:
+        with self._db.read() as cursor:
             clock = read_clock(cursor)
             rows = cursor.execute(SQL["to_judge"], (clock.at,))
             workers = [worker_watch(row, clock) for row in rows]
             living = cursor.execute(SQL["count_living"]).get
         return workers, max(0, living - sum(1 for worker in workers if worker.state in LIVE_STATES))
 
-    def recovery_rules(self) -> list[RecoveryRules]:
-        with self.db.read() as cursor:
+    def rules(self) -> list[RecoveryRules]:
+        with self._db.read() as cursor:
             return read_all(text for (text,) in fetch(cursor, "recovery_rules"))
 
     def peers_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
-        with self.db.read() as cursor:
+        with self._db.read() as cursor:
             clock = read_clock(cursor)
             return [worker_watch(row, clock) for row in cursor.execute(SQL["ring_of"], (worker_id, host, size))]
 
     def declare_dead(self, worker_id: str, verdict: WorkerVerdict, guard: Guard) -> bool:
         assert verdict.state in (WorkerState.SUSPECT, WorkerState.DEAD), verdict.state
         refuse_nul(verdict.evidence, verdict.by)
-        with self.db.write() as cursor:
+        with self._db.write() as cursor:
             if not _holds(cursor, worker_id, guard):
                 return False
             text = msgspec.json.encode(verdict).decode()
@@ -90,27 +97,30 @@ class ReaperVerbs(Verbs):
 
     def amend_verdict(self, worker_id: str, verdict: WorkerVerdict) -> bool:
         refuse_nul(verdict.evidence, verdict.by)
-        with self.db.write() as cursor:
+        with self._db.write() as cursor:
             cursor.execute(SQL["amend"], (worker_id, msgspec.json.encode(verdict).decode()))
             return bool(cursor.connection.changes())
+
+    def held_jobs(self, worker_id: str, limit: int) -> list[HeldRecord]:
+        return held_by(self._db, worker_id, limit)
 
     def settle(
         self, worker_id: str, endings: Sequence[Ending], releases: Sequence[Release], guard: Guard
     ) -> set[tuple[int, int]]:
         if not endings and not releases:
             return set()
-        with self.db.write() as cursor:
+        with self._db.write() as cursor:
             if not _holds(cursor, worker_id, guard):
                 return set()
             tied: list[Ended] = []
             written = end_attempts(cursor, worker_id, endings, tied) | write_releases(cursor, worker_id, releases, tied)
             woken = after_end(cursor, tied)
-        self.notify_queues(woken)
+        self._wakeups.notify_queues(woken)
         return written
 
     def overdue(self, limit: int) -> list[HeldRecord]:
         found = []
-        with self.db.read() as cursor:
+        with self._db.read() as cursor:
             clock = read_clock(cursor)
             for row in cursor.execute(SQL["held_by_anyone"]):
                 job, worker_state = held_job(row, clock), row[17]
@@ -128,14 +138,21 @@ class ReaperVerbs(Verbs):
 
     def add_last_words(self, words: Sequence[LastWords]) -> None:
         rows = [(one.job_id, one.token, msgspec.json.encode(said_fields(one)).decode()) for one in words]
-        with self.db.write() as cursor:
+        with self._db.write() as cursor:
             cursor.executemany(SQL["add_last_words"], rows)
 
     def stale(self, older_than_s: float) -> list[HeldRecord]:
-        with self.db.read() as cursor:
+        with self._db.read() as cursor:
             clock = read_clock(cursor)
             jobs = [(held_job(row, clock), row[17]) for row in cursor.execute(SQL["held_by_anyone"])]
         return [job for job, state in jobs if state not in LIVE_STATES or job.silent_s >= older_than_s]
+
+
+def held_by(db: Database, worker_id: str, limit: int) -> list[HeldRecord]:
+    """Return what a worker holds by the ledger, oldest first."""
+    with db.read() as cursor:
+        clock = read_clock(cursor)
+        return [held_job(row, clock) for row in cursor.execute(SQL["held_by"], (worker_id, limit))]
 
 
 def _keep_watch(cursor: apsw.Cursor, tick: Tick, now: float, won: bool) -> Ticked:

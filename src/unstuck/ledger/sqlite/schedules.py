@@ -17,7 +17,7 @@ from unstuck.domain.schedules import (
 )
 from unstuck.ledger.checks import check_jobs
 from unstuck.ledger.contract.schedules import FIRE_WAIT_S, DueSchedules, Firing, ScheduleRecord
-from unstuck.ledger.sqlite.database import SQL, Verbs, fetch, write_event
+from unstuck.ledger.sqlite.database import SQL, Database, fetch, write_event
 from unstuck.ledger.sqlite.enqueue import insert_jobs
 from unstuck.ledger.sqlite.errors import refuse_nul
 from unstuck.ledger.sqlite.rows import Row
@@ -25,12 +25,17 @@ from unstuck.ledger.sqlite.rows import Row
 DUE_AT_ONCE = 100
 
 
-class ScheduleVerbs(Verbs):
-    def know_schedules(self, definitions: Sequence[ScheduleDefinition], source: Source) -> list[str]:
+class Schedules:
+    """See `unstuck.ledger.contract.schedules.Schedules`."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def know(self, definitions: Sequence[ScheduleDefinition], source: Source) -> list[str]:
         changed: list[str] = []
         if not definitions:
             return changed
-        with self.db.write() as cursor:
+        with self._db.write() as cursor:
             for one in definitions:
                 refuse_nul(one.name, one.task, one.queue)
                 when = one.timing
@@ -40,12 +45,12 @@ class ScheduleVerbs(Verbs):
                     changed.append(one.name)
         return changed
 
-    def differing_schedules(self, known: Mapping[str, str]) -> list[tuple[ScheduleRecord, bool]]:
-        with self.db.read() as cursor:
+    def differing(self, known: Mapping[str, str]) -> list[tuple[ScheduleRecord, bool]]:
+        with self._db.read() as cursor:
             rows = fetch(cursor, "differing_schedules", (msgspec.json.encode(known).decode(),))
         return [(_record(row[:-1]), bool(row[-1])) for row in rows]
 
-    def restore_schedule(self, definition: ScheduleDefinition, replaces: str, message: str) -> bool:
+    def restore(self, definition: ScheduleDefinition, replaces: str, message: str) -> bool:
         one, when = definition, definition.timing
         row = (
             one.name,
@@ -58,20 +63,16 @@ class ScheduleVerbs(Verbs):
             one.catch_up,
             one.job,
         )
-        with self.db.write() as cursor:
+        with self._db.write() as cursor:
             cursor.execute(SQL["restore_schedule"], (*row, time.time(), replaces))
             if not cursor.connection.changes():
                 return False
             write_event(cursor, "schedule_restored", message, about=f"schedule:{one.name}")
         return True
 
-    def schedules(self) -> list[ScheduleRecord]:
-        with self.db.read() as cursor:
-            return [_record(row) for row in fetch(cursor, "schedules")]
-
-    def due_schedules(self, fingerprints: Collection[str], after: Sequence[str] = ()) -> DueSchedules:
+    def due(self, fingerprints: Collection[str], after: Sequence[str] = ()) -> DueSchedules:
         known = msgspec.json.encode(sorted(fingerprints)).decode()
-        with self.db.read() as cursor:
+        with self._db.read() as cursor:
             now = time.time()
             ahead = (CLOCK_SET_BACK_S, DUE_AT_ONCE, INTERVAL_SET_BACK_S, INTERVALS_SET_BACK)
             last = msgspec.json.encode(list(after)).decode()
@@ -80,11 +81,11 @@ class ScheduleVerbs(Verbs):
         next_in_s = None if next_at is None else next_at - now
         return DueSchedules(now, tuple(_record(row) for row in due), next_in_s, len(due) < DUE_AT_ONCE)
 
-    def fire_schedule(self, firing: Firing, wait_s: float = FIRE_WAIT_S) -> list[int] | None:
+    def fire(self, firing: Firing, wait_s: float = FIRE_WAIT_S) -> list[int] | None:
         # `wait_s` is of no use: there is one write lock for the whole file, and all wait for it alike.
         check_jobs(firing.jobs)
         refuse_nul(firing.message)
-        with self.db.write() as cursor:
+        with self._db.write() as cursor:
             ids = _fire(cursor, firing)
             if failpoints.active and ids:
                 failpoints.reached("schedule.before_commit")
@@ -92,22 +93,26 @@ class ScheduleVerbs(Verbs):
             failpoints.reached("schedule.after_commit")
         return ids
 
-    def pause_schedule(self, name: str, paused: bool, by: str) -> bool:
+    def pause(self, name: str, paused: bool, by: str) -> bool:
         word = "paused" if paused else "resumed"
-        with self.db.write() as cursor:
+        with self._db.write() as cursor:
             cursor.execute(SQL["pause_schedule"], (name, paused, by))
             if not cursor.connection.changes():
                 return False
             write_event(cursor, f"schedule_{word}", f"Schedule '{name}' was {word} by {by}", about=f"schedule:{name}")
             return True
 
-    def remove_schedule(self, name: str, by: str) -> bool:
-        with self.db.write() as cursor:
+    def remove(self, name: str, by: str) -> bool:
+        with self._db.write() as cursor:
             cursor.execute(SQL["remove_schedule"], (name,))
             if not cursor.connection.changes():
                 return False
             write_event(cursor, "schedule_removed", f"Schedule '{name}' was removed by {by}", about=f"schedule:{name}")
             return True
+
+    def list(self) -> list[ScheduleRecord]:
+        with self._db.read() as cursor:
+            return [_record(row) for row in fetch(cursor, "schedules")]
 
 
 def _fire(cursor: apsw.Cursor, firing: Firing) -> list[int] | None:

@@ -7,65 +7,65 @@ from typing import Any
 import apsw
 import msgspec
 
-from unstuck.domain.states import AttemptState, JobState
+from unstuck.domain.states import JobState
 from unstuck.domain.workflows import NodeState, WorkflowState
 from unstuck.errors import DuplicateJob
 from unstuck.ledger.checks import LARGEST_ID, check_workflow
 from unstuck.ledger.contract.jobs import Enqueued, OnceAnswer, Request
-from unstuck.ledger.contract.workflows import NewWorkflow, NodeRecord, Repaired, WorkflowRecord
+from unstuck.ledger.contract.workflows import NewWorkflow, NodeRecord, WorkflowRecord
 from unstuck.ledger.sqlite.advance import (
     Node,
-    advance,
     begin,
-    end_node,
     find_node,
     inputs_of,
     keep_node_jobs,
     nodes_inside,
     recount,
     resolve,
-    result_missing,
 )
-from unstuck.ledger.sqlite.database import SQL, Verbs, fetch, write_event
+from unstuck.ledger.sqlite.database import SQL, Database, fetch, write_event
 from unstuck.ledger.sqlite.endings import requeue
 from unstuck.ledger.sqlite.enqueue import insert_jobs, once, part_of
 from unstuck.ledger.sqlite.errors import refuse_nul
+from unstuck.ledger.sqlite.notifier import Notifier
 
 SLOWEST_NODE_S = 0.002
-REPAIR_LOOK = 20_000
-"""How many nodes one round of repair looks at; the next goes on behind them."""
 _ENDED_BADLY = (WorkflowState.FAILED, WorkflowState.CANCELLED, WorkflowState.PAUSED)
 
 
-class WorkflowVerbs(Verbs):
-    _repaired_up_to = 0
+class Workflows:
+    """See `unstuck.ledger.contract.workflows.Workflows`."""
 
-    def begin_workflow(self, workflow: NewWorkflow) -> Enqueued:
+    def __init__(self, db: Database, wakeups: Notifier) -> None:
+        self._db = db
+        self._wakeups = wakeups
+
+    def begin(self, workflow: NewWorkflow) -> Enqueued:
         check_workflow(workflow)
         refuse_nul(workflow.name, *(node.name for node in workflow.nodes))
         woken: set[str] = set()
-        with self.db.write(limit_s=len(workflow.nodes) * SLOWEST_NODE_S) as cursor:
+        with self._db.write(limit_s=len(workflow.nodes) * SLOWEST_NODE_S) as cursor:
             stored = _begin(cursor, workflow, woken)
-        self.notify_queues(woken)
+        self._wakeups.notify_queues(woken)
         return stored
 
-    def begin_workflow_on(self, connection: Any, workflow: NewWorkflow) -> Enqueued:
-        with part_of(self.db, connection) as cursor:
+    def begin_on(self, connection: Any, workflow: NewWorkflow) -> Enqueued:
+        with part_of(self._db, connection) as cursor:
             check_workflow(workflow)
             refuse_nul(workflow.name, *(node.name for node in workflow.nodes))
             return _begin(cursor, workflow, set())
 
-    def begin_workflow_once(self, request: Request, workflow: NewWorkflow) -> OnceAnswer:
+    def begin_once(self, request: Request, workflow: NewWorkflow) -> OnceAnswer:
         check_workflow(workflow)
         refuse_nul(workflow.name, *(node.name for node in workflow.nodes))
         woken: set[str] = set()
-        with self.db.write(limit_s=len(workflow.nodes) * SLOWEST_NODE_S) as cursor:
+        with self._db.write(limit_s=len(workflow.nodes) * SLOWEST_NODE_S) as cursor:
             answer = once(cursor, request, lambda: [_begin(cursor, workflow, woken)])
-        self.notify_queues(woken)
+        self._wakeups.notify_queues(woken)
         return answer
 
-    def workflow(self, workflow_id: int) -> WorkflowRecord | None:
-        with self.db.read() as cursor:
+    def get(self, workflow_id: int) -> WorkflowRecord | None:
+        with self._db.read() as cursor:
             found = cursor.execute(SQL["workflow"], (workflow_id,)).fetchone()
             if found is None:
                 return None
@@ -75,36 +75,25 @@ class WorkflowVerbs(Verbs):
             rows = fetch(cursor, "workflow_nodes", (workflow_id,))
         return WorkflowRecord(*_head(found), tuple(_node(row, after.get(row[0], [])) for row in rows))
 
-    def workflows(
-        self, state: str | None = None, before_id: int | None = None, limit: int = 100
-    ) -> list[WorkflowRecord]:
-        page = (LARGEST_ID if before_id is None else before_id, limit)
-        with self.db.read() as cursor:
-            if state is None:
-                rows = fetch(cursor, "workflows", page)
-            else:
-                rows = fetch(cursor, "workflows_in_state", (*page, state))
-            return [WorkflowRecord(*_head(row), counts=dict(fetch(cursor, "count_nodes", (row[0],)))) for row in rows]
-
     def place_of(self, job_id: int) -> tuple[int, int] | None:
-        with self.db.read() as cursor:
+        with self._db.read() as cursor:
             found = cursor.execute(SQL["job_place"], (job_id,)).fetchone()
         return None if found is None or found[0] is None else (found[0], found[1])
 
     def inputs(self, job_ids: Sequence[int]) -> dict[int, bytes]:
-        with self.db.read() as cursor:
+        with self._db.read() as cursor:
             return inputs_of(cursor, [job_id for job_id in job_ids if _is_node(cursor, job_id)])
 
-    def retry_workflow(self, workflow_id: int, by: str) -> bool:
+    def retry(self, workflow_id: int, by: str) -> bool:
         refuse_nul(by)
-        with self.db.write() as cursor:
+        with self._db.write() as cursor:
             woken = reopen_workflow(cursor, workflow_id, by)
-        self.notify_queues(woken or ())
+        self._wakeups.notify_queues(woken or ())
         return woken is not None
 
-    def resume_workflow(self, workflow_id: int, by: str) -> bool:
+    def resume(self, workflow_id: int, by: str) -> bool:
         refuse_nul(by)
-        with self.db.write() as cursor:
+        with self._db.write() as cursor:
             if _state(cursor, workflow_id) != WorkflowState.PAUSED:
                 return False
             places = [place for (place,) in fetch(cursor, "paused_nodes", (workflow_id,))]
@@ -113,38 +102,17 @@ class WorkflowVerbs(Verbs):
             cursor.execute(SQL["go_on_workflow"], (workflow_id,))
             write_event(cursor, "workflow_resumed", f"Resumed by {by}, past what failed", job_id=workflow_id)
             woken = resolve(cursor, workflow_id, places)
-        self.notify_queues(woken)
+        self._wakeups.notify_queues(woken)
         return True
 
-    def repair_workflows(self, limit: int) -> list[Repaired]:
-        with self.db.read() as cursor:
-            # Most look in vain: they must not queue for the write lock to hear it.
-            ids, self._repaired_up_to = _next_open(cursor, self._repaired_up_to)
-            if not fetch(cursor, "nodes_of_the_gone", (ids, 1)) and not fetch(cursor, "workflows_at_rest", (ids, 1)):
-                return []
-        found: list[Repaired] = []
-        woken: set[str] = set()
-        with self.db.write() as cursor:
-            found += [_repair_node(cursor, woken, *row) for row in fetch(cursor, "nodes_of_the_gone", (ids, limit))]
-            for (workflow_id,) in fetch(cursor, "workflows_at_rest", (ids, limit)):
-                woken |= recount(cursor, workflow_id)
-                found.append(Repaired(workflow_id, "nothing of it went on"))
-            for one in found:
-                write_event(cursor, "workflow_repaired", f"Repaired: {one.what}", job_id=one.workflow_id)
-        self.notify_queues(woken)
-        return found
-
-
-def _next_open(cursor: apsw.Cursor, after: int) -> tuple[str, int]:
-    """Give the workflows that one round of repair looks at, and behind which the next one goes on."""
-    ids: list[int] = []
-    left = REPAIR_LOOK
-    for workflow_id, nodes in cursor.execute(SQL["open_workflows"], (after,)):
-        ids.append(workflow_id)
-        left -= (nodes or 0) + 1
-        if left <= 0:
-            return msgspec.json.encode(ids).decode(), workflow_id
-    return msgspec.json.encode(ids).decode(), 0
+    def list(self, state: str | None = None, before_id: int | None = None, limit: int = 100) -> list[WorkflowRecord]:
+        page = (LARGEST_ID if before_id is None else before_id, limit)
+        with self._db.read() as cursor:
+            if state is None:
+                rows = fetch(cursor, "workflows", page)
+            else:
+                rows = fetch(cursor, "workflows_in_state", (*page, state))
+            return [WorkflowRecord(*_head(row), counts=dict(fetch(cursor, "count_nodes", (row[0],)))) for row in rows]
 
 
 def may_reopen(cursor: apsw.Cursor, job_id: int) -> bool:
@@ -213,24 +181,6 @@ def _reopen_scope(cursor: apsw.Cursor, workflow_id: int, scope: int, by: str) ->
         retried = node.job_id is not None and requeue(cursor, node.job_id, by) == "queued"
         state, job_id = (NodeState.RELEASED, node.job_id) if retried else (NodeState.WAITING, None)
         cursor.execute(SQL["reopen_node"], (workflow_id, node.place, state.value, job_id))
-
-
-def _repair_node(
-    cursor: apsw.Cursor,
-    woken: set[str],
-    workflow_id: int,
-    place: int,
-    name: str,
-    job_id: int,
-    there: int | None,
-    state: str | None,
-) -> Repaired:
-    if there is None:
-        end_node(cursor, workflow_id, place, NodeState.FAILED, result_missing(name, job_id))
-        woken |= resolve(cursor, workflow_id, [place])
-        return Repaired(workflow_id, f"node {name} waited for job {job_id}, which is not there any more")
-    woken |= advance(cursor, [(job_id, AttemptState.FAILED)])
-    return Repaired(workflow_id, f"node {name} waited for job {job_id}, which is {state}")
 
 
 def _is_over(node: Node) -> bool:
