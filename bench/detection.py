@@ -93,12 +93,12 @@ def _owner(stage: Stage, pid: int) -> WorkerProcess:
 
 
 def _wait_settled(stage: Stage, job: Job) -> None:
-    wait_for(lambda: stage.ledger.outcomes([job.id]), "job settled", every_s=0.001)
+    wait_for(lambda: stage.ledger.jobs.outcomes([job.id]), "job settled", every_s=0.001)
     with contextlib.suppress(ChildProcessError):
         for worker in stage.workers.all:
             worker.process.poll()
 
 
 def _detectors(stage: Stage) -> set[str]:
-    verdicts = [worker.verdict for worker in stage.ledger.workers() if worker.state == "dead"]
+    verdicts = [worker.verdict for worker in stage.ledger.workers.list() if worker.state == "dead"]
     return {str(verdict.detector) for verdict in verdicts if verdict is not None}

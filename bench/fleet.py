@@ -32,10 +32,10 @@ class Stage:
         return self.app.task_by_name(name)
 
     def pause(self) -> None:
-        self.ledger.pause(DEFAULT_QUEUE, "bench")
+        self.ledger.queues.pause(DEFAULT_QUEUE, "bench")
 
     def resume(self) -> None:
-        self.ledger.resume(DEFAULT_QUEUE, "bench")
+        self.ledger.queues.resume(DEFAULT_QUEUE, "bench")
         self.ledger.notify({f"queue:{DEFAULT_QUEUE}"})
 
 

@@ -177,10 +177,12 @@ def _bare(table: Table, name: str, url: str) -> None:
     ledger = ready_ledger(Settings(url=url))
     took = []
     try:
-        ids = [worker.id for worker in ledger.workers(living_only=True)]
+        ids = [worker.id for worker in ledger.workers.list(living_only=True)]
         for number in range(BARE_HEARTBEATS):
             begun_s = time.perf_counter()
-            ledger.record_heartbeats([RemoteHeartbeat(random.choice(ids), metadata={"tasks_processed": number})])
+            ledger.workers.record_heartbeats(
+                [RemoteHeartbeat(random.choice(ids), metadata={"tasks_processed": number})]
+            )
             took.append(1000 * (time.perf_counter() - begun_s))
     finally:
         ledger.close()

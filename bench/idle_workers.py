@@ -55,7 +55,7 @@ def _measure(
     with stage_on(database) as stage:
         for _ in range(workers // STARTED_TOGETHER):
             stage.workers.start(STARTED_TOGETHER)
-        wait_for(lambda: len(stage.ledger.workers(living_only=True)) >= workers, "all workers alive", every_s=0.5)
+        wait_for(lambda: len(stage.ledger.workers.list(living_only=True)) >= workers, "all workers alive", every_s=0.5)
         if counts_statements:
             database.query(stage.url, "create extension if not exists pg_stat_statements")
         time.sleep(settle_s)
@@ -65,7 +65,7 @@ def _measure(
         elapsed_s = time.monotonic() - begun_s
         cpu, server_cpu = stage.workers.cpu() - cpu, database.server_cpu() - server_cpu
         after = _server(stage, counts_statements)
-        living = len(stage.ledger.workers(living_only=True))
+        living = len(stage.ledger.workers.list(living_only=True))
         if living != workers:
             raise RuntimeError(f"{living} of {workers} idle workers are alive; the figures would be worthless")
         table.add(

@@ -150,7 +150,7 @@ class Workers:
             code = worker.process.poll()
             if code is not None:
                 raise RuntimeError(f"A worker exited with {code}:\n{worker.log.read_text(errors='replace')}")
-        return {record.pid for record in self._ledger.workers() if record.state is WorkerState.ACTIVE}
+        return {record.pid for record in self._ledger.workers.list() if record.state is WorkerState.ACTIVE}
 
     def cpu(self) -> CpuClock:
         return sum((worker.cpu() for worker in self.all), CpuClock())

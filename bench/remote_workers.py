@@ -147,7 +147,7 @@ class Remote:
 
 
 def _bare(ledger: Ledger, worker_id: str, limit: int) -> Step:
-    ledger.register(
+    ledger.workers.register(
         birth(
             worker_id,
             name=worker_id,
@@ -170,7 +170,9 @@ def _bare(ledger: Ledger, worker_id: str, limit: int) -> Step:
 
     async def step() -> int:
         nonlocal done
-        answer = ledger.turn(Turn(worker_id, done, claim_request=ClaimRequest((QUEUE,), (TASK,), limit, start=limit)))
+        answer = ledger.workers.turn(
+            Turn(worker_id, done, claim_request=ClaimRequest((QUEUE,), (TASK,), limit, start=limit))
+        )
         assert len(answer.claimed) == limit
         done = tuple(Success(job.job_id, job.token, b"1") for job in answer.claimed)
         return limit
@@ -211,6 +213,6 @@ async def _ping(connection: Connection) -> int:
 
 
 def _fill(ledger: Ledger, wanted: int) -> None:
-    pending = next((queue.pending for queue in ledger.queues() if queue.name == QUEUE), 0)
+    pending = next((queue.pending for queue in ledger.queues.list() if queue.name == QUEUE), 0)
     for _ in range(pending, wanted, ENQUEUED_AT_ONCE):
-        ledger.enqueue([NewJob(TASK, QUEUE, PAYLOAD) for _ in range(ENQUEUED_AT_ONCE)])
+        ledger.jobs.enqueue([NewJob(TASK, QUEUE, PAYLOAD) for _ in range(ENQUEUED_AT_ONCE)])

@@ -70,7 +70,7 @@ def _remove_keys(database: Database, rows: int) -> Walk:
         stage.pause()
         for first in range(0, rows, KEYS_PER_CALL):
             numbers = range(first, min(first + KEYS_PER_CALL, rows))
-            stage.ledger.enqueue([_with_key(number) for number in numbers])
+            stage.ledger.jobs.enqueue([_with_key(number) for number in numbers])
         time.sleep(1.1)
         return _walk(stage, rows)
 

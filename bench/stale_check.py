@@ -48,10 +48,10 @@ def run(databases: list[Database], workers: int, holding: int, jobs: int, times:
 def _checks(stage: Stage, ledger: Ledger, reaper: Reaper) -> dict[str, Callable[[], object]]:
     name = "unstuck.workers" if stage.database.name == "PostgreSQL" else "unstuck_workers"
     return {
-        "stale check": ledger.to_judge,
+        "stale check": ledger.recovery.to_judge,
         "judged": reaper.unwatched,
-        "all of them": ledger.watch,
-        "stale": lambda: ledger.stale(HttpSettings().heartbeat_timeout_s),
+        "all of them": ledger.recovery.watch,
+        "stale": lambda: ledger.recovery.stale(HttpSettings().heartbeat_timeout_s),
         "bare count": lambda: stage.database.query(stage.url, f"select id, name, host, state, metadata from {name}"),
     }
 
@@ -59,13 +59,15 @@ def _checks(stage: Stage, ledger: Ledger, reaper: Reaper) -> dict[str, Callable[
 def _fill(stage: Stage, workers: int, holding: int, jobs: int) -> None:
     ledger = stage.ledger
     for number in range(workers):
-        ledger.register(_birth(number, ledger.single_host))
+        ledger.workers.register(_birth(number, ledger.single_host))
     stage.task("noop").enqueue_many([()] * (holding + 1))
-    [first] = ledger.turn(Turn("bench0", claim_request=ClaimRequest(("default",), ("noop",), 1, start=1))).claimed
-    ledger.turn(Turn("bench0", done=(Success(first.job_id, first.token, b"null"),)))
+    [first] = ledger.workers.turn(
+        Turn("bench0", claim_request=ClaimRequest(("default",), ("noop",), 1, start=1))
+    ).claimed
+    ledger.workers.turn(Turn("bench0", done=(Success(first.job_id, first.token, b"null"),)))
     copy_rows(stage, "succeeded", jobs)
     for number in range(holding):
-        ledger.turn(Turn(f"bench{number}", claim_request=ClaimRequest(("default",), ("noop",), 1, start=1)))
+        ledger.workers.turn(Turn(f"bench{number}", claim_request=ClaimRequest(("default",), ("noop",), 1, start=1)))
 
 
 def _birth(number: int, one_host: bool) -> NewWorker:

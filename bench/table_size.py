@@ -82,7 +82,7 @@ class LedgerLoop:
         self._stage = stage
         self._worker_id = "tablesizewrk"
         defaults = config.Settings()
-        stage.ledger.register(
+        stage.ledger.workers.register(
             birth(
                 self._worker_id,
                 name="table-size",
@@ -115,7 +115,7 @@ class LedgerLoop:
                 start=claimed,
                 claim_request=wish if done + len(running) + len(claimed) < jobs else None,
             )
-            answer = ledger.turn(turn)
+            answer = ledger.workers.turn(turn)
             assert answer.alive
             done += len(running)
             running, claimed = claimed, tuple(AttemptRef(job.job_id, job.token) for job in answer.claimed)

@@ -130,7 +130,7 @@ def _wait_until_empty(stage: Stage, last_id: int) -> int:
         return ended()
 
     # The last id ends about last; asking for one row does not disturb the workers.
-    wait_for(lambda: look(lambda: stage.ledger.outcomes([last_id])), "last job", patience_s=300, every_s=0.02)
+    wait_for(lambda: look(lambda: stage.ledger.jobs.outcomes([last_id])), "last job", patience_s=300, every_s=0.02)
     wait_for(lambda: look(lambda: not stage.database.unfinished(stage.url)), "all jobs", every_s=0.02)
     return looks
 

@@ -77,7 +77,7 @@ def _meanwhile(stage: Stage, task: str, jobs: int) -> float:
 
 
 def _all_ended(stage: Stage, ids: list[int]) -> bool:
-    return len(stage.ledger.outcomes(ids)) == len(ids)
+    return len(stage.ledger.jobs.outcomes(ids)) == len(ids)
 
 
 def _rate(stage: Stage, wanted: int, which: str) -> float:

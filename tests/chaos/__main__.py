@@ -53,7 +53,7 @@ def run_chaos(
         states = check_history(fleet.ledger, ids)
         # Nobody kills four times the same job by chance so often that a retried one may be lost.
         assert states["pending"] == states["claimed"] == states["running"] == 0
-        held = [worker for worker in fleet.ledger.watch() if worker.held]
+        held = [worker for worker in fleet.ledger.recovery.watch() if worker.held]
         assert not held, f"held by somebody who does not know it: {held}"
         print(f"ended: {dict(states)}")
         return states
@@ -115,13 +115,13 @@ def _wait_until_all_ended(fleet: Fleet, ids: list[int], patience_s: float) -> No
 
     def none_left() -> bool:
         page = list(left)[:PAGE]
-        left.difference_update(outcome.job_id for outcome in fleet.ledger.outcomes(page))
+        left.difference_update(outcome.job_id for outcome in fleet.ledger.jobs.outcomes(page))
         return not left
 
     try:
         wait_for(none_left, "every job to end", patience_s)
     except AssertionError:
-        sample = [fleet.ledger.job(job_id) for job_id in list(left)[:5]]
+        sample = [fleet.ledger.jobs.get(job_id) for job_id in list(left)[:5]]
         raise AssertionError(f"{len(left)} jobs did not end, such as {sample}") from None
 
 

@@ -95,12 +95,12 @@ def test_what_failed_says_so_and_what_never_ended_stays_open(shop: Cli, monkeypa
         def fail(*_: object) -> int:
             raise LedgerUnavailable("the disk is full")
 
-        monkeypatch.setattr(ledger, "prune", fail)
+        monkeypatch.setattr(ledger.maintenance, "prune", fail)
         with pytest.raises(LedgerUnavailable):
             operator.jobs.prune(3600.0)
-        monkeypatch.setattr(ledger, "end_audit", fail)
+        monkeypatch.setattr(ledger.admin, "end_audit", fail)
         assert operator.queues.pause(None) == []
-        first, second = ledger.audit()[::-1]
+        first, second = ledger.admin.audit()[::-1]
     assert first.outcome == "failed: the disk is full"
     assert len(first.by) == 300
     assert second.outcome is None
@@ -110,7 +110,7 @@ def test_what_failed_says_so_and_what_never_ended_stays_open(shop: Cli, monkeypa
 def test_nothing_is_done_that_cannot_be_written_down(shop: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     job = shop.jobs()[0]
     with shop.ledger() as ledger:
-        monkeypatch.setattr(ledger, "begin_audit", _refuse)
+        monkeypatch.setattr(ledger.admin, "begin_audit", _refuse)
         with pytest.raises(LedgerUnavailable):
             Operator(ledger, shop.settings).jobs.cancel([job])
         assert _state(ledger, job) == "pending"
@@ -119,7 +119,7 @@ def test_nothing_is_done_that_cannot_be_written_down(shop: Cli, monkeypatch: pyt
 def test_a_thousand_jobs_make_one_short_note(shop: Cli) -> None:
     with shop.ledger() as ledger:
         Operator(ledger, shop.settings).jobs.cancel(range(1, 2001))
-        note = ledger.audit()[0]
+        note = ledger.admin.audit()[0]
     assert note.target == "jobs 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 1990 more"
     assert note.outcome == "2000 missing"
 
@@ -129,7 +129,7 @@ def _refuse(*_: object) -> int:
 
 
 def _state(ledger: Ledger, job_id: int) -> str:
-    record = ledger.job(job_id)
+    record = ledger.jobs.get(job_id)
     assert record is not None
     return record.state.value
 

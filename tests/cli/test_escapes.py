@@ -103,8 +103,8 @@ def bad_shop(tmp_path_factory: pytest.TempPathFactory) -> Cli:
     shop.worker("w1", "ada", queues=("default", "idle"))
     with shop.ledger() as ledger:
         birth = _birth(shop)
-        ledger.register(birth)
-        ledger.end_audit(ledger.begin_audit(EVIL, "http", EVIL, EVIL), EVIL)
+        ledger.workers.register(birth)
+        ledger.admin.end_audit(ledger.admin.begin_audit(EVIL, "http", EVIL, EVIL), EVIL)
     shop.jobs(payload=json.dumps({"args": [EVIL]}).encode(), unique_key=EVIL, enqueued_by=EVIL)
     [held] = shop.claim(start=True)
     shop.fail(held, EVIL)

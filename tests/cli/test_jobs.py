@@ -107,7 +107,7 @@ class TestEnqueue:
 
     def _settle_first(self, shop: Cli, result: bytes | None) -> None:
         with shop.ledger() as ledger:
-            wait_for(lambda: ledger.jobs(_PENDING), "a job that waits")
+            wait_for(lambda: ledger.jobs.list(_PENDING), "a job that waits")
         [held] = shop.claim(start=True)
         shop.succeed(held, result) if result is not None else shop.fail(held)
 

@@ -16,8 +16,8 @@ from unstuck.domain.retry import RetryRule
 from unstuck.domain.states import JobState
 from unstuck.errors import ErrorCode
 from unstuck.ledger.contract import Ledger
-from unstuck.ledger.contract.jobs import NewJob
-from unstuck.ledger.contract.workers import AttemptRef, Claimed, ClaimRequest, Progress, Turn
+from unstuck.ledger.contract.jobs import NewJob, Progress
+from unstuck.ledger.contract.workers import AttemptRef, Claimed, ClaimRequest, Turn
 
 SOON = msgspec.structs.replace(POLICY, retry=RetryRule(max_attempts=2, delay_s=0.05))
 WISH = ClaimRequest(queues=("default",), tasks=("add",), limit=1)
@@ -41,11 +41,11 @@ def take(ledger: Ledger, worker_id: str = "w1") -> Claimed:
     """Claim and start the job that is due next."""
 
     def claim() -> tuple[Claimed, ...]:
-        ledger.promote_due(10)
-        return ledger.turn(Turn(worker_id, claim_request=WISH)).claimed
+        ledger.maintenance.promote_due(10)
+        return ledger.workers.turn(Turn(worker_id, claim_request=WISH)).claimed
 
     [job] = wait_for(claim, "a job to claim")
-    assert not ledger.turn(Turn(worker_id, start=(AttemptRef(job.job_id, job.token),))).superseded
+    assert not ledger.workers.turn(Turn(worker_id, start=(AttemptRef(job.job_id, job.token),))).superseded
     return job
 
 
@@ -54,14 +54,14 @@ def suffer(ledger: Ledger, outcome: Outcome, policy: Policy = SOON, worker_id: s
     job = take(ledger, worker_id)
     attempt = Attempt(job.job_id, job.token, policy, job.failures, job.crashes, False, job.suspected_crashes)
     ending = conclude(attempt, outcome)
-    assert not ledger.turn(Turn(worker_id, endings=(ending,))).superseded
+    assert not ledger.workers.turn(Turn(worker_id, endings=(ending,))).superseded
     return job.job_id
 
 
 def quarantine(shop: Cli, **changes: object) -> int:
     """Put one job through the whole tale; give its number."""
     with shop.ledger() as ledger:
-        [stored] = ledger.enqueue([new_job(**changes)])
+        [stored] = ledger.jobs.enqueue([new_job(**changes)])
         for outcome in TALE:
             suffer(ledger, outcome)
     return stored.job_id
@@ -132,14 +132,14 @@ def test_a_running_job_and_a_worker_that_was_pruned(either_shop: Cli) -> None:
     shop.worker()
     shop.worker("w2", "grace")
     with shop.ledger() as ledger:
-        [stored] = ledger.enqueue([new_job()])
+        [stored] = ledger.jobs.enqueue([new_job()])
         suffer(ledger, TALE[0])
-        ledger.retire("w1")
-        wait_for(lambda: ledger.sweep_old(1e6, 1e6, 0.0, 100).workers, "the worker to be pruned")
+        ledger.workers.stop("w1")
+        wait_for(lambda: ledger.maintenance.sweep_old(1e6, 1e6, 0.0, 100).workers, "the worker to be pruned")
         job = take(ledger, "w2")
-        [started] = [one for one in ledger.attempts(job.job_id) if one.token == job.token]
+        [started] = [one for one in ledger.jobs.attempts(job.job_id) if one.token == job.token]
         assert started.started_at is not None
-        ledger.note_progress("w2", [Progress(job.job_id, job.token, started.started_at + 0.001, 1, 4, "first")])
+        ledger.workers.note_progress("w2", [Progress(job.job_id, job.token, started.started_at + 0.001, 1, 4, "first")])
     number = str(stored.job_id)
     story = shop.run("why", number, "--json").json
     assert "worker w1 on crunch-1 (no longer in the ledger)" in story["story"][1]["text"]
@@ -157,7 +157,7 @@ def test_rules_that_cannot_be_read_do_not_break_the_story(either_shop: Cli) -> N
     shop = either_shop
     shop.worker()
     with shop.ledger() as ledger:
-        [stored] = ledger.enqueue([new_job(b'{"on_crash": 7}')])
+        [stored] = ledger.jobs.enqueue([new_job(b'{"on_crash": 7}')])
         suffer(ledger, Died("the worker died"), Policy())
     said = shop.run("why", str(stored.job_id))
     assert said.code == 0
@@ -184,7 +184,7 @@ def test_quarantined_jobs_are_retried_by_number_or_by_task_and_run_alone(shop: C
     assert "No job is quarantined." in shop.run("quarantine", "list").err
     with shop.ledger() as ledger:
         for number in (first, second, third):
-            record = ledger.job(number)
+            record = ledger.jobs.get(number)
             assert record is not None
             assert (record.state, record.run_alone, record.crash_count) == (JobState.PENDING, True, 0)
 
@@ -194,11 +194,11 @@ def test_many_are_retried_in_pages(either_shop: Cli) -> None:
     shop.worker()
     deadly = Policy(on_crash="retry", max_crash_retries=0)
     with shop.ledger() as ledger:
-        ledger.enqueue([new_job(deadly)] * (LOOKED_UP + 2))
-        held = ledger.turn(Turn("w1", claim_request=msgspec.structs.replace(WISH, limit=LOOKED_UP + 1))).claimed
-        ledger.turn(Turn("w1", start=tuple(AttemptRef(job.job_id, job.token) for job in held)))
+        ledger.jobs.enqueue([new_job(deadly)] * (LOOKED_UP + 2))
+        held = ledger.workers.turn(Turn("w1", claim_request=msgspec.structs.replace(WISH, limit=LOOKED_UP + 1))).claimed
+        ledger.workers.turn(Turn("w1", start=tuple(AttemptRef(job.job_id, job.token) for job in held)))
         ends = [conclude(Attempt(job.job_id, job.token, deadly, 0, 0), TALE[0]) for job in held]
-        ledger.turn(Turn("w1", endings=tuple(ends)))
+        ledger.workers.turn(Turn("w1", endings=tuple(ends)))
         numbers = [job.job_id for job in held]
         answers = Operator(ledger, shop.settings).jobs.retry([*numbers, max(numbers) + 1, max(numbers) + 2])
     assert list(answers.values()) == ["queued"] * len(numbers) + ["live", "missing"]
@@ -218,7 +218,7 @@ def test_all_is_well(either_shop: Cli) -> None:
     calm = either_shop.with_settings(heartbeat_interval="5m", heartbeat_timeout="1h")
     calm.worker()
     with calm.ledger() as ledger:
-        assert ledger.take_ticket("sweep", 3600.0)
+        assert ledger.maintenance.take_ticket("sweep", 3600.0)
     said = either_shop.run("doctor")
     assert said.code == 0
     assert "problem" not in said.out.replace("no problems", "")

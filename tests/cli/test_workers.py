@@ -62,7 +62,7 @@ class TestWorkers:
         shop.worker("w2abc", "bob")
         assert shop.run("workers", "drain", who, "--json").json == {"id": "w1abc", "name": "ada", "request": "drain"}
         with shop.ledger() as ledger:
-            assert {worker.id: worker.request for worker in ledger.workers()} == {"w1abc": "drain", "w2abc": None}
+            assert {worker.id: worker.request for worker in ledger.workers.list()} == {"w1abc": "drain", "w2abc": None}
         said = shop.run("--json", "workers", "stop", who)
         assert said.json["request"] == "stop"
 
@@ -301,7 +301,7 @@ def test_one_round_of_the_reaper_settles_the_silent(shop: Cli) -> None:
 
 def _wait_silent(shop: Cli) -> None:
     with shop.ledger() as ledger:
-        wait_for(lambda: ledger.stale(TIMEOUT_S), "the worker to have been silent for its timeout")
+        wait_for(lambda: ledger.recovery.stale(TIMEOUT_S), "the worker to have been silent for its timeout")
 
 
 def test_a_beating_worker_of_this_host_is_alive(either_shop: Cli) -> None:

@@ -88,13 +88,13 @@ def ledger(empty_ledger: Ledger) -> Ledger:
 @pytest.fixture
 def w1(ledger: Ledger) -> str:
     """A living worker."""
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     return "w1"
 
 
 @pytest.fixture
 def w2(ledger: Ledger) -> str:
-    ledger.register(birth("w2"))
+    ledger.workers.register(birth("w2"))
     return "w2"
 
 

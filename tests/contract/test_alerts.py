@@ -63,7 +63,7 @@ def told(posts: list[Post]) -> list[str]:
 
 
 def tell(ledger: Ledger, message: str) -> None:
-    ledger.write_event("crash_loop", message, about="host-1")
+    ledger.events.write("crash_loop", message, about="host-1")
 
 
 def test_five_hundred_workers_killed_at_once_are_one_message(
@@ -182,7 +182,7 @@ def test_a_workflow_that_waits_for_an_operator_is_told(
         flow = app.workflow("books")
         flow.add(task, "x").named("count").on_error("pause")
         run_id = flow.start().id
-    ledger.register(birth())
+    ledger.workers.register(birth())
     (job,) = run(ledger)
     turn(ledger, endings=[failure(job)])
     wait_for(lambda: receiver.posts, "a message")
@@ -199,23 +199,25 @@ def test_conditions_begin_and_end_with_an_event_and_an_alert_each(
     monkeypatch.setattr(sender, "CONDITIONS_S", 0.2)
     monkeypatch.setattr(conditions, "LATE_FOR_S", 0.0)
     put(ledger, queue="lonely")
-    ledger.register(birth("sleepy", suspect_after_s=0.2))
+    ledger.workers.register(birth("sleepy", suspect_after_s=0.2))
     start(receiver.url, unserved_after="100ms", remind_every="1h")
 
     def kinds() -> list[str]:
-        return sorted(event.kind for event in ledger.events() if event.kind not in ("worker_started", "worker_stopped"))
+        return sorted(
+            event.kind for event in ledger.events.list() if event.kind not in ("worker_started", "worker_stopped")
+        )
 
     wait_for(lambda: kinds() == ["heartbeat_late", "no_workers"], "both began")
-    assert {record.about for record in ledger.conditions()} == {"lonely", "sleepy"}
-    ledger.register(birth("helper", queues=("lonely",), suspect_after_s=600.0))
-    ledger.retire("sleepy")
+    assert {record.about for record in ledger.events.conditions()} == {"lonely", "sleepy"}
+    ledger.workers.register(birth("helper", queues=("lonely",), suspect_after_s=600.0))
+    ledger.workers.stop("sleepy")
     wait_for(lambda: len(kinds()) == 4, "both ended")
     assert kinds() == ["heartbeat_late", "heartbeat_late_over", "no_workers", "no_workers_over"]
     wait_for(lambda: len(told(receiver.posts)) == 4, "all of it was told")
     lonely = [alert for post in receiver.posts for alert in post.body["alerts"] if alert["kind"] == "no_workers"]
     assert [(alert["phase"], alert["queue"]) for alert in lonely] == [("begun", "lonely"), ("over", "lonely")]
     assert lonely[0]["next"] == "Start one with `unstuck worker module:app --queues lonely`."
-    assert ledger.conditions() == []
+    assert ledger.events.conditions() == []
 
 
 def test_an_old_backlog_and_a_missing_reaper_begin_and_end(
@@ -225,15 +227,15 @@ def test_an_old_backlog_and_a_missing_reaper_begin_and_end(
     monkeypatch.setattr(domain_conditions, "PATIENCE_S", 0.0)
     monkeypatch.setattr(domain_conditions, "ROUNDS_MISSED", 0.1)
     job_id = put(ledger)
-    ledger.register(birth("busy", suspect_after_s=600.0))
+    ledger.workers.register(birth("busy", suspect_after_s=600.0))
     start(receiver.url, backlog_age="100ms")
 
     def kinds() -> list[str]:
-        return sorted(event.kind for event in ledger.events() if event.kind.startswith(("backlog", "no_reaper")))
+        return sorted(event.kind for event in ledger.events.list() if event.kind.startswith(("backlog", "no_reaper")))
 
     wait_for(lambda: kinds() == ["backlog_old", "no_reaper"], "both began")
-    ledger.cancel([job_id], "ann")
-    ledger.take_ticket("sweep", 600.0)
+    ledger.jobs.cancel([job_id], "ann")
+    ledger.maintenance.take_ticket("sweep", 600.0)
     wait_for(lambda: len(kinds()) == 4, "both ended")
     assert kinds() == ["backlog_old", "backlog_old_over", "no_reaper", "no_reaper_over"]
     wait_for(lambda: len(told(receiver.posts)) == 4, "all of it was told")
@@ -256,7 +258,7 @@ def test_the_look_of_a_sender_does_not_read_what_jobs_go_through(pg_url: str, pg
             "begun": [],
             "begun_up_to": [],
         }
-        plan = connection.execute(b"explain " + pg_ledger.sql["events_to_tell"], values).fetchall()
+        plan = connection.execute(b"explain " + pg_ledger.db.sql["events_to_tell"], values).fetchall()
     assert "events_to_tell" in str(plan), plan
 
 
@@ -264,7 +266,7 @@ def test_what_a_client_was_told_when_it_enqueued_is_no_second_alert(
     ledger: Ledger, start: StartSender, receiver: Receiver
 ) -> None:
     start(receiver.url)
-    ledger.write_event("no_workers", "No living worker takes task 'add' from queue 'x'")
+    ledger.events.write("no_workers", "No living worker takes task 'add' from queue 'x'")
     tell(ledger, "the end")
     wait_for(lambda: receiver.posts, "a message")
     assert told(receiver.posts) == ["the end."]
@@ -295,31 +297,31 @@ LONG_S = 3600.0
 
 
 def kinds(ledger: Ledger) -> list[str]:
-    return [event.kind for event in ledger.events()]
+    return [event.kind for event in ledger.events.list()]
 
 
 def test_a_new_target_hears_of_what_happens_from_now_on(ledger: Ledger) -> None:
-    ledger.write_event("crash_loop", "before")
-    assert ledger.alert_target("t") is None
-    ledger.add_alert_target("t")
-    ledger.write_event("crash_loop", "after", about="host-1")
-    ledger.add_alert_target("t")
-    target = ledger.alert_target("t")
+    ledger.events.write("crash_loop", "before")
+    assert ledger.events.alert_target("t") is None
+    ledger.events.add_alert_target("t")
+    ledger.events.write("crash_loop", "after", about="host-1")
+    ledger.events.add_alert_target("t")
+    target = ledger.events.alert_target("t")
     assert target is not None
     assert target.state == "{}"
-    [event] = ledger.events_for_alerts({"crash_loop"}, read_cursor(target.position), (), 10).events
+    [event] = ledger.events.for_alerts({"crash_loop"}, read_cursor(target.position), (), 10).events
     assert (event.message, event.about) == ("after", "host-1")
     assert target.newest.id == event.id
     assert abs(target.now_at - event.at) < 60
 
 
 def test_who_decided_on_an_old_version_writes_nothing(ledger: Ledger) -> None:
-    ledger.add_alert_target("t")
-    target = ledger.alert_target("t")
+    ledger.events.add_alert_target("t")
+    target = ledger.events.alert_target("t")
     assert target is not None
-    assert ledger.save_alert_target("t", target.version, "5.5.5", '{"a":1}')
-    assert not ledger.save_alert_target("t", target.version, "9.9.9", '{"a":2}')
-    now = ledger.alert_target("t")
+    assert ledger.events.save_alert_target("t", target.version, "5.5.5", '{"a":1}')
+    assert not ledger.events.save_alert_target("t", target.version, "9.9.9", '{"a":2}')
+    now = ledger.events.alert_target("t")
     assert now is not None
     assert (now.position, now.state) == ("5.5.5", '{"a":1}')
 
@@ -327,31 +329,31 @@ def test_who_decided_on_an_old_version_writes_nothing(ledger: Ledger) -> None:
 def test_events_are_told_with_the_names_of_what_they_are_about(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
     ending = crash(job, event="quarantined", message="CRASHED_TOO_OFTEN: SIGSEGV")
-    ledger.settle(w1, [ending], [], GuardNone())
-    assert ledger.declare_dead(w1, verdict(evidence="no heartbeat for 9s"), GuardNone())
-    jobs, dead = ledger.events_for_alerts({"quarantined", "worker_dead"}, Cursor(), (), 10).events
+    ledger.recovery.settle(w1, [ending], [], GuardNone())
+    assert ledger.recovery.declare_dead(w1, verdict(evidence="no heartbeat for 9s"), GuardNone())
+    jobs, dead = ledger.events.for_alerts({"quarantined", "worker_dead"}, Cursor(), (), 10).events
     assert (jobs.job_id, jobs.task, jobs.queue) == (job.job_id, "add", "default")
     assert (dead.worker_id, dead.worker_name) == (w1, "name-of-w1")
     assert dead.verdict is not None
     assert dead.verdict.evidence == "no heartbeat for 9s"
-    assert ledger.events_for_alerts({"quarantined", "worker_dead"}, Cursor(), {jobs.id}, 10).events == [dead]
-    assert ledger.events_for_alerts({"quarantined", "worker_dead"}, Cursor(), (), 1).events == [jobs]
-    assert ledger.events_for_alerts({"worker_dead"}, Cursor(*dead.key), (), 10).events == []
+    assert ledger.events.for_alerts({"quarantined", "worker_dead"}, Cursor(), {jobs.id}, 10).events == [dead]
+    assert ledger.events.for_alerts({"quarantined", "worker_dead"}, Cursor(), (), 1).events == [jobs]
+    assert ledger.events.for_alerts({"worker_dead"}, Cursor(*dead.key), (), 10).events == []
 
 
 def test_a_condition_begins_lasts_and_ends_with_one_event_each(ledger: Ledger) -> None:
     def step(name: str, remind_s: float = LONG_S) -> int:
-        return ledger.change_conditions([ConditionChange(name, "backlog_old", "q", f"it is {name}")], remind_s)  # type: ignore[arg-type]
+        return ledger.events.change_conditions([ConditionChange(name, "backlog_old", "q", f"it is {name}")], remind_s)  # type: ignore[arg-type]
 
     assert step("seen") == step("seen") == 0
-    [seen] = ledger.conditions()
+    [seen] = ledger.events.conditions()
     assert seen.begun_at is None
     assert [step("begun"), step("begun")] == [1, 0]
-    [begun] = ledger.conditions()
+    [begun] = ledger.events.conditions()
     assert begun.begun_at is not None
     assert [step("lasting"), step("lasting", 0.0)] == [0, 1]
     assert [step("over"), step("over")] == [1, 0]
-    assert ledger.conditions() == []
+    assert ledger.events.conditions() == []
     assert kinds(ledger) == ["backlog_old", "backlog_old_still", "backlog_old_over"]
     # One that was only seen leaves without a word.
     assert step("seen") == step("over") == 0
@@ -369,33 +371,33 @@ def test_many_who_look_at_once_tell_of_a_condition_once(open_again: OpenLedger, 
 
 def test_the_look_shows_queues_workers_and_whether_somebody_sweeps(ledger: Ledger, w1: str) -> None:
     put(ledger, queue="lonely")
-    look = ledger.look_for_conditions()
+    look = ledger.events.look_for_conditions()
     assert (look.unswept_s, look.held) == (None, False)
     [queue] = look.queues
     assert (queue.name, queue.ready) == ("lonely", 1)
     assert (look.living, look.able, look.served, look.check_interval_s) == (1, 1, frozenset({"default"}), None)
     assert look.eldest_s is not None
     assert 0 <= look.eldest_s < 60
-    assert ledger.look_for_conditions(600.0).late == ()
-    [late] = ledger.look_for_conditions(0.0).late
+    assert ledger.events.look_for_conditions(600.0).late == ()
+    [late] = ledger.events.look_for_conditions(0.0).late
     assert (late.id, late.name, late.state) == (w1, "name-of-w1", WorkerState.ACTIVE)
-    ledger.register(birth("w2", metadata={"settings": {"check_interval_s": 7}}, queues=("mail",)))
-    ledger.register(birth("w3", metadata={"settings": {"check_interval_s": "odd"}}))
-    ledger.disable("w2", "so", "ann")
-    look = ledger.look_for_conditions()
+    ledger.workers.register(birth("w2", metadata={"settings": {"check_interval_s": 7}}, queues=("mail",)))
+    ledger.workers.register(birth("w3", metadata={"settings": {"check_interval_s": "odd"}}))
+    ledger.workers.disable("w2", "so", "ann")
+    look = ledger.events.look_for_conditions()
     assert (look.living, look.able, look.served, look.check_interval_s) == (3, 2, frozenset({"default"}), 7.0)
     running(ledger)
-    ledger.take_ticket("sweep", 30.0)
-    look = ledger.look_for_conditions()
+    ledger.maintenance.take_ticket("sweep", 30.0)
+    look = ledger.events.look_for_conditions()
     assert (look.unswept_s, look.held) == (0.0, True)
 
 
 def test_what_was_switched_off_by_itself_is_a_crash_loop_and_by_a_person_is_not(ledger: Ledger, w1: str) -> None:
-    ledger.register(birth("w2"))
-    ledger.register(birth("w3", host="elsewhere"))
-    assert ledger.disable(w1, "three deaths", "reaper", auto=True)
-    assert ledger.disable("w2", "I say so", "ann")
-    assert ledger.disable_host("nowhere", "I say so", "ann")
-    found = ledger.events_for_alerts({"crash_loop"}, Cursor(), (), 10).events
+    ledger.workers.register(birth("w2"))
+    ledger.workers.register(birth("w3", host="elsewhere"))
+    assert ledger.workers.disable(w1, "three deaths", "reaper", auto=True)
+    assert ledger.workers.disable("w2", "I say so", "ann")
+    assert ledger.workers.disable_host("nowhere", "I say so", "ann")
+    found = ledger.events.for_alerts({"crash_loop"}, Cursor(), (), 10).events
     assert [(event.worker_id, event.about) for event in found] == [(w1, None)]
     assert "three deaths" in found[0].message

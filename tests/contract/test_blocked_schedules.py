@@ -24,7 +24,7 @@ LAPS = 4
 @pytest.fixture
 def pg_ledger(swept_pg_url: str) -> Iterator[PostgresLedger]:
     ledger = PostgresLedger(Settings(url=swept_pg_url))
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     yield ledger
     ledger.close()
 
@@ -36,7 +36,7 @@ def hourly(name: str, **job: Any) -> ScheduleDefinition:
 def fired(ledger: Ledger) -> dict[str, int]:
     """Count the jobs by the schedule that enqueued them."""
     counts: dict[str, int] = {}
-    for job in ledger.jobs(JobFilter(limit=1000)):
+    for job in ledger.jobs.list(JobFilter(limit=1000)):
         name = (job.enqueued_by or "").split()[1]
         counts[name] = counts.get(name, 0) + 1
     return counts
@@ -48,13 +48,13 @@ def test_free_schedules_fire_beside_more_blocked_ones_than_are_looked_at_in_one_
     keys = [f"key-{number:03}" for number in range(BLOCKED)]
     names = [f"blocked-{number:03}" for number in range(BLOCKED)]
     blocked = [hourly(name, unique_key=key) for name, key in zip(names, keys, strict=True)]
-    pg_ledger.know_schedules([*blocked, hourly("free")], "operator")
+    pg_ledger.schedules.know([*blocked, hourly("free")], "operator")
     keeper = Scheduler(pg_ledger, frozenset())
     with psycopg.connect(swept_pg_url) as user, psycopg.connect(swept_pg_url, autocommit=True) as clock:
         # All are due, and those that are blocked come first.
         clock.execute("update unstuck.schedules set next_at = now() - interval '4 seconds'")
         clock.execute("update unstuck.schedules set next_at = now() - interval '2 seconds' where name = 'free'")
-        pg_ledger.enqueue_on(user, [new_job(unique_key=key) for key in keys])
+        pg_ledger.jobs.enqueue_on(user, [new_job(unique_key=key) for key in keys])
         laps = 0
         while fired(pg_ledger) == {} and laps < LAPS:
             keeper.step()
@@ -68,6 +68,6 @@ def test_free_schedules_fire_beside_more_blocked_ones_than_are_looked_at_in_one_
 
 
 def test_schedules_that_were_blocked_are_looked_at_after_all_others(ledger: Ledger) -> None:
-    ledger.know_schedules([hourly(name) for name in ("a", "b", "c", "d")], "operator")
-    due = ledger.due_schedules([], after=["c", "a"]).due
+    ledger.schedules.know([hourly(name) for name in ("a", "b", "c", "d")], "operator")
+    due = ledger.schedules.due([], after=["c", "a"]).due
     assert [record.name for record in due] == ["b", "d", "c", "a"]

@@ -63,7 +63,7 @@ def test_several_queues_are_served_as_if_they_were_one_line(ledger: Ledger, w1: 
 
 
 def test_one_full_queue_does_not_starve_another_of_the_same_rank(ledger: Ledger, w1: str) -> None:
-    ledger.enqueue([new_job(queue="full") for _ in range(20)])
+    ledger.jobs.enqueue([new_job(queue="full") for _ in range(20)])
     late = put(ledger, queue="small", priority=1)
     assert late in {job.job_id for job in claim_jobs(ledger, limit=5, queues=("full", "small"))}
 
@@ -73,7 +73,7 @@ def test_a_claim_gives_what_the_worker_needs_to_know(ledger: Ledger, w1: str) ->
     [job] = claim_jobs(ledger)
     assert (job.task, job.queue, job.payload, job.payload_type, job.policy) == ("add", "default", b"p", "json", b"{}")
     assert (job.running, job.failures, job.crashes, job.attempt) == (False, 0, 0, 1)
-    record = ledger.job(job.job_id)
+    record = ledger.jobs.get(job.job_id)
     assert record is not None
     assert (record.state, record.worker_id, record.token, record.attempt) == (JobState.CLAIMED, "w1", job.token, 0)
     assert record.claimed_at is not None
@@ -89,7 +89,7 @@ def test_what_slots_wait_for_is_started_in_the_commit_that_claims_it(ledger: Led
         (ids[2], False, 1),
     ]
     assert [state_of(ledger, job_id) for job_id in ids] == [JobState.RUNNING, JobState.RUNNING, JobState.CLAIMED]
-    record = ledger.job(ids[0])
+    record = ledger.jobs.get(ids[0])
     assert record is not None
     assert record.started_at is not None
     assert record.attempt == 1
@@ -113,10 +113,10 @@ def test_a_worker_without_tasks_or_queues_gets_nothing(ledger: Ledger, w1: str) 
 def test_a_paused_queue_gives_nothing_until_it_is_resumed(ledger: Ledger, w1: str) -> None:
     paused = put(ledger, queue="a")
     other = put(ledger, queue="b")
-    assert ledger.pause("a", "ops") == ["a"]
+    assert ledger.queues.pause("a", "ops") == ["a"]
     assert [job.job_id for job in claim_jobs(ledger, queues=("a", "b"))] == [other]
     assert claim_jobs(ledger, queues=("a",)) == []
-    assert ledger.resume("a", "ops") == ["a"]
+    assert ledger.queues.resume("a", "ops") == ["a"]
     assert [job.job_id for job in claim_jobs(ledger, queues=("a",))] == [paused]
 
 
@@ -128,7 +128,7 @@ def test_run_ahead_makes_only_retryable_jobs_running_at_once(ledger: Ledger, w1:
     assert jobs[hardy].running
     assert (state_of(ledger, careful), state_of(ledger, hardy)) == (JobState.CLAIMED, JobState.RUNNING)
     assert [jobs[careful].attempt, jobs[hardy].attempt] == [1, 1]
-    record = ledger.job(hardy)
+    record = ledger.jobs.get(hardy)
     assert record is not None
     assert record.attempt == 1
     assert record.started_at is not None
@@ -157,12 +157,12 @@ def test_an_empty_ledger_says_that_nothing_is_due(ledger: Ledger, w1: str) -> No
 
 
 def test_two_crowds_of_claimers_never_get_the_same_job(ledger: Ledger, open_again: OpenLedger) -> None:
-    ledger.enqueue([new_job(queue=queue) for queue in ("a", "b") for _ in range(150)])
+    ledger.jobs.enqueue([new_job(queue=queue) for queue in ("a", "b") for _ in range(150)])
     taken: list[int] = []
     handles = [ledger, open_again(), open_again(), open_again()]
 
     def drain(handle: Ledger, worker_id: str) -> None:
-        handle.register(birth(worker_id))
+        handle.workers.register(birth(worker_id))
         while jobs := run(handle, worker_id, 7, queues=("a", "b")):
             taken.extend(job.job_id for job in jobs)
 
@@ -176,7 +176,7 @@ def test_two_crowds_of_claimers_never_get_the_same_job(ledger: Ledger, open_agai
 
 @pytest.mark.parametrize("limit", [1, 3])
 def test_the_limit_of_a_wish_is_kept(ledger: Ledger, w1: str, limit: int) -> None:
-    ledger.enqueue([new_job(queue=queue) for queue in ("a", "b", "c") for _ in range(5)])
+    ledger.jobs.enqueue([new_job(queue=queue) for queue in ("a", "b", "c") for _ in range(5)])
     assert len(claim_jobs(ledger, limit=limit, queues=("a", "b", "c"))) == limit
 
 
@@ -184,7 +184,7 @@ def test_a_turn_that_gives_a_job_back_and_takes_it_again_begins_the_second_attem
     ledger: Ledger, w1: str
 ) -> None:
     jobs = [running(ledger) for _ in range(20)]
-    again = ledger.turn(
+    again = ledger.workers.turn(
         Turn(
             "w1",
             endings=tuple(crash_retry(job, counter="none") for job in jobs),
@@ -193,7 +193,7 @@ def test_a_turn_that_gives_a_job_back_and_takes_it_again_begins_the_second_attem
     )
     assert len(again.claimed) == len(jobs)
     for job in jobs:
-        first, second = ledger.attempts(job.job_id)
+        first, second = ledger.jobs.attempts(job.job_id)
         assert first.ended_at is not None
         assert second.started_at is not None
         assert first.ended_at <= second.started_at
@@ -203,7 +203,7 @@ def test_a_claim_says_for_how_long_the_job_had_been_due(ledger: Ledger, w1: str,
     late, scheduled = put(ledger), put(ledger, delay_s=100.0)
     meddler.age_job(late, 50.0)
     meddler.age_job(scheduled, 130.0)
-    ledger.promote_due(10)
+    ledger.maintenance.promote_due(10)
     waited = {job.job_id: job.waited_s for job in claim_jobs(ledger)}
     assert waited[late] == pytest.approx(50.0, abs=20.0)
     assert waited[scheduled] == pytest.approx(30.0, abs=20.0)
@@ -220,7 +220,7 @@ def test_what_is_claimed_at_once_fits_into_memory(
     ledger: Ledger, w1: str, queues: tuple[str, ...], limited: bool
 ) -> None:
     if limited:
-        ledger.limit_queue(queues[0], QueueLimit(concurrency=100), "test")
+        ledger.queues.limit(queues[0], QueueLimit(concurrency=100), "test")
     ids = [put(ledger, queue=queues[number % len(queues)], payload=LARGE) for number in range(20)]
     small = put(ledger, queue=queues[0])
     taken: list[int] = []
@@ -247,7 +247,7 @@ def test_a_job_that_is_larger_than_all_may_be_together_is_claimed_alone(ledger: 
 def give_journal(ledger: Ledger, job_ids: list[int], what: str, value: bytes) -> None:
     """Write an entry into the journal of each of these jobs, as its first attempt, or send each a signal."""
     if what == "signals":
-        assert [ledger.signal(job_id, "go", value, "test") for job_id in job_ids] == ["kept"] * len(job_ids)
+        assert [ledger.jobs.signal(job_id, "go", value, "test") for job_id in job_ids] == ["kept"] * len(job_ids)
         return
     for job in sorted(run(ledger, queues=("q", "r")), key=lambda job: job.job_id):
         entry = JournalEntry(job.job_id, job.token, 1, "step", "s", value)
@@ -261,7 +261,7 @@ def test_the_journals_of_what_is_claimed_at_once_fit_into_memory(
     ledger: Ledger, w1: str, queues: tuple[str, ...], limited: bool, what: str
 ) -> None:
     if limited:
-        ledger.limit_queue(queues[0], QueueLimit(concurrency=100), "test")
+        ledger.queues.limit(queues[0], QueueLimit(concurrency=100), "test")
     ids = [put(ledger, queue=queues[number % len(queues)]) for number in range(20)]
     give_journal(ledger, ids, what, LARGE)
     plain = [put(ledger, queue=queues[0]) for _ in range(2)]
@@ -299,13 +299,13 @@ def test_signals_that_were_taken_are_in_the_journal_and_counted_once(ledger: Led
 
 def test_what_an_http_worker_is_handed_again_fits_into_memory(ledger: Ledger) -> None:
     """Its own claims were smaller: they are handed out again all at once."""
-    ledger.register(birth("w1", transport=Transport.HTTP, suspect_after_s=600, running_stale_after_s=600))
+    ledger.workers.register(birth("w1", transport=Transport.HTTP, suspect_after_s=600, running_stale_after_s=600))
     worker = RemoteWorker("w1", "name-of-w1", None, ("q",), (TASK,), 30.0, 600.0)
     ids = [put(ledger, queue="q") for _ in range(20)]
     give_journal(ledger, ids, "signals", LARGE)
     while wish(ledger, queues=("q",)).claimed:
         pass
-    tokens = {held.job_id: held.token for held in ledger.held("w1")}
+    tokens = {held.job_id: held.token for held in ledger.workers.held("w1")}
     assert sorted(tokens) == ids
     known: set[int] = set()
     rounds = []
@@ -338,7 +338,7 @@ class Watched(ClientConnection):
 
 def test_whoever_is_told_something_gets_no_job_of_the_same_moment(ledger: Ledger) -> None:
     """An operator switches a worker off while it waits: a job that comes just then is for somebody else."""
-    ledger.register(birth("w1", transport=Transport.HTTP, suspect_after_s=600, running_stale_after_s=600))
+    ledger.workers.register(birth("w1", transport=Transport.HTTP, suspect_after_s=600, running_stale_after_s=600))
     seat = RemoteWorker("w1", "name-of-w1", None, (QUEUE,), (TASK,), 30.0, 600.0)
 
     turns = TurnBatcher(lambda: ledger)
@@ -370,17 +370,17 @@ def test_whoever_is_told_something_gets_no_job_of_the_same_moment(ledger: Ledger
 
     got, job_id = asyncio.run(scene())
     turns.close()
-    record = ledger.job(job_id)
+    record = ledger.jobs.get(job_id)
     assert got == ()
     assert record is not None
     assert record.state is JobState.PENDING
 
 
 def lost_and_found(ledger: Ledger) -> tuple[Claimed, Claimed]:
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     put(ledger)
     [old] = run(ledger)
-    assert ledger.settle("w1", [], [Release(old.job_id, old.token)], GuardNone())
+    assert ledger.recovery.settle("w1", [], [Release(old.job_id, old.token)], GuardNone())
     [new] = claim_jobs(ledger)
     return old, new
 
@@ -396,7 +396,7 @@ def test_of_two_successes_of_one_job_the_lost_one_is_named(ledger: Ledger) -> No
     start(ledger, [new])
     answer = turn(ledger, done=[done(old, b"old"), done(new, b"new")])
     assert answer.superseded == {(old.job_id, old.token)}
-    assert ledger.outcomes([new.job_id])[0].result == b"new"
+    assert ledger.jobs.outcomes([new.job_id])[0].result == b"new"
 
 
 def test_of_two_endings_of_one_job_the_lost_one_is_named(ledger: Ledger) -> None:

@@ -42,7 +42,7 @@ def in_line(key: str = KEY, limit: int | None = None, **more: object) -> JobExtr
 
 
 def line(ledger: Ledger, key: str = KEY) -> KeyRecord:
-    [found] = ledger.concurrency_keys(key)
+    [found] = ledger.queues.concurrency_keys(key)
     return found
 
 
@@ -82,15 +82,15 @@ def test_as_many_as_the_limit_says_and_the_last_word_wins(ledger: Ledger, w1: st
 
 def test_an_operators_limit_stands_until_it_is_taken_back(ledger: Ledger, w1: str) -> None:
     all_ids = [put(ledger, more=in_line(limit=1)) for _ in range(4)]
-    ledger.limit_key(KEY, 3, "ops")
+    ledger.queues.limit_key(KEY, 3, "ops")
     assert ids(claim_jobs(ledger)) == all_ids[:3]
     put(ledger, more=in_line(limit=5))
     assert claim_jobs(ledger) == []
     assert line(ledger).pinned_by == "ops"
-    ledger.limit_key(KEY, None, "ops")
+    ledger.queues.limit_key(KEY, None, "ops")
     put(ledger, more=in_line(limit=5))
     assert len(claim_jobs(ledger)) == 2
-    assert [event.kind for event in ledger.events()].count("line_limited") == 2
+    assert [event.kind for event in ledger.events.list()].count("line_limited") == 2
 
 
 def test_a_released_job_keeps_its_place_and_a_retry_lines_up_again(ledger: Ledger, w1: str) -> None:
@@ -110,11 +110,11 @@ def test_a_released_job_keeps_its_place_and_a_retry_lines_up_again(ledger: Ledge
 def test_a_dead_workers_place_is_free_with_the_verdict_on_its_job(ledger: Ledger, w1: str) -> None:
     put(ledger, more=in_line())
     second = put(ledger, more=in_line())
-    ledger.register(birth("w2"))
+    ledger.workers.register(birth("w2"))
     [job] = run(ledger)
     assert claim_jobs(ledger, "w2") == []
-    assert ledger.declare_dead("w1", verdict(), GuardNone())
-    assert ledger.settle("w1", [crash(job)], [], GuardDead())
+    assert ledger.recovery.declare_dead("w1", verdict(), GuardNone())
+    assert ledger.recovery.settle("w1", [crash(job)], [], GuardDead())
     assert ids(claim_jobs(ledger, "w2")) == [second]
 
 
@@ -124,7 +124,7 @@ def test_a_suspended_job_gives_its_place_back_and_lines_up_when_it_wakes(ledger:
     turn(ledger, endings=[Ending(job.job_id, job.token, JobState.WAITING, AttemptState.SUSPENDED, delay_s=0.01)])
     [other] = run(ledger)
     assert other.job_id == second
-    while not ledger.promote_due(10).count:
+    while not ledger.maintenance.promote_due(10).count:
         pass
     assert state_of(ledger, first) is JobState.PENDING
     assert claim_jobs(ledger) == []
@@ -134,23 +134,23 @@ def test_a_suspended_job_gives_its_place_back_and_lines_up_when_it_wakes(ledger:
 
 def test_cancelling_who_was_let_in_lets_the_next_in(ledger: Ledger, w1: str) -> None:
     first, second, third, fourth = (put(ledger, more=in_line()) for _ in range(4))
-    ledger.cancel([first, third], "ops")
+    ledger.jobs.cancel([first, third], "ops")
     [job] = claim_jobs(ledger)
     assert job.job_id == second
-    ledger.cancel([second], "ops")
+    ledger.jobs.cancel([second], "ops")
     assert ids(claim_jobs(ledger)) == [fourth]
 
 
 def test_purging_leaves_an_empty_line_which_is_closed(ledger: Ledger, w1: str) -> None:
     for _ in range(3):
         put(ledger, more=in_line(limit=2))
-    assert ledger.purge("default", "ops") == 3
+    assert ledger.queues.purge("default", "ops") == 3
     assert line(ledger).holders == ()
-    assert ledger.check_keys("", 100).removed == 1
-    assert ledger.concurrency_keys() == []
+    assert ledger.maintenance.check_keys("", 100).removed == 1
+    assert ledger.queues.concurrency_keys() == []
     assert ids(claim_jobs(ledger)) == []
     # Retried by an operator, it brings its limit along.
-    ledger.retry([1, 2, 3], "ops")
+    ledger.jobs.retry([1, 2, 3], "ops")
     assert len(claim_jobs(ledger)) == 2
     assert line(ledger).places == 2
 
@@ -160,7 +160,7 @@ def test_a_delayed_job_stands_in_line_when_it_is_due(ledger: Ledger, w1: str) ->
     now = put(ledger, more=in_line())
     [job] = run(ledger)
     assert job.job_id == now
-    while not ledger.promote_due(10).count:
+    while not ledger.maintenance.promote_due(10).count:
         pass
     assert claim_jobs(ledger) == []
     turn(ledger, done=[done(job)])
@@ -173,26 +173,26 @@ def test_who_waits_at_a_free_place_is_found_and_said(ledger: Ledger, w1: str, me
     [job] = run(ledger)
     turn(ledger, done=[done(job)])
     assert claim_jobs(ledger) == []
-    tended = ledger.check_keys("", 100)
+    tended = ledger.maintenance.check_keys("", 100)
     assert (tended.repaired, tended.queues) == (1, frozenset({"default"}))
     assert ids(claim_jobs(ledger)) == [second]
-    assert [event.kind for event in ledger.events()][-1] == "line_repaired"
+    assert [event.kind for event in ledger.events.list()][-1] == "line_repaired"
 
 
 def test_blocked_jobs_without_a_line_are_found(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
     first, second = put(ledger, more=in_line()), put(ledger, more=in_line())
-    ledger.cancel([first], "ops")
+    ledger.jobs.cancel([first], "ops")
     meddler.forget_line(second)
-    assert ledger.check_keys("", 100).repaired == 1
+    assert ledger.maintenance.check_keys("", 100).repaired == 1
     assert ids(claim_jobs(ledger)) == [second]
 
 
 def test_many_lines_are_tended_stretch_by_stretch(ledger: Ledger, w1: str) -> None:
-    ledger.enqueue([new_job(more=in_line(f"k{n:02}")) for n in range(10)])
-    assert ledger.purge("default", "ops") == 10
+    ledger.jobs.enqueue([new_job(more=in_line(f"k{n:02}")) for n in range(10)])
+    assert ledger.queues.purge("default", "ops") == 10
     after, removed = "", 0
     for _ in range(10):
-        tended = ledger.check_keys(after, 4)
+        tended = ledger.maintenance.check_keys(after, 4)
         removed += tended.removed
         if tended.next_after is None:
             break
@@ -211,8 +211,8 @@ def test_never_more_than_may_be_with_many_hands(ledger: Ledger, open_again: Open
     def work(number: int) -> None:
         mine = open_again()
         worker = f"w{number}"
-        mine.register(birth(worker))
-        mine.enqueue([new_job(payload=key.encode(), more=in_line(key, limit)) for key in keys * 4])
+        mine.workers.register(birth(worker))
+        mine.jobs.enqueue([new_job(payload=key.encode(), more=in_line(key, limit)) for key in keys * 4])
         step = 0
         while len(ended) < total:
             step += 1
@@ -238,7 +238,7 @@ def test_never_more_than_may_be_with_many_hands(ledger: Ledger, open_again: Open
         thread.join(60)
     assert wrong == []
     assert len(ended) == total
-    assert ledger.check_keys("", 100).repaired == 0
+    assert ledger.maintenance.check_keys("", 100).repaired == 0
 
 
 KEYS = ("a", "b")
@@ -309,17 +309,17 @@ def test_places_are_held_as_the_model_says(ledger: Ledger, w1: str, meddler: Bac
     for act in acts:
         _do(ledger, meddler, model, hands, run, act)
         for key in KEYS:
-            found = ledger.concurrency_keys(run + key)
+            found = ledger.queues.concurrency_keys(run + key)
             holders = [one.job_id for line in found for one in line.holders]
             assert sorted(holders) == sorted(model.of(key, "ready", "claimed", "running")), act
             assert [(line.places, line.blocked) for line in found] == (
                 [(model.places[key], len(model.of(key, "blocked")))] if key in model.places else []
             ), act
-    assert ledger.check_keys("", 1_000).repaired == 0
+    assert ledger.maintenance.check_keys("", 1_000).repaired == 0
     # Leave nothing behind for the next run.
     turn(ledger, endings=[crash(job) for number, job in hands.items() if model.jobs[number].state == "running"])
-    ledger.cancel(list(model.jobs), "test")
-    ledger.check_keys("", 1_000)
+    ledger.jobs.cancel(list(model.jobs), "test")
+    ledger.maintenance.check_keys("", 1_000)
 
 
 def _do(ledger: Ledger, meddler: Backdoor, model: Model, hands: dict[int, Claimed], run: str, act: tuple) -> None:  # type: ignore[type-arg]
@@ -342,7 +342,7 @@ def _do(ledger: Ledger, meddler: Backdoor, model: Model, hands: dict[int, Claime
                 hands[job.job_id] = job
                 model.jobs[job.job_id].state = "claimed"
         case ("tend",):
-            assert ledger.check_keys("", 1_000).repaired == 0
+            assert ledger.maintenance.check_keys("", 1_000).repaired == 0
             model.tend()
         case (verb, at):
             _do_to_one(ledger, meddler, model, hands, verb, at)
@@ -388,15 +388,15 @@ def _do_to_one(ledger: Ledger, meddler: Backdoor, model: Model, hands: dict[int,
             model.jobs[number].state = "ready"
         case "die":
             assert job is not None
-            assert ledger.settle("w1", [crash_retry(job)], [], GuardNone())
+            assert ledger.recovery.settle("w1", [crash_retry(job)], [], GuardNone())
             model.move(number, "blocked")
         case "cancel":
-            assert ledger.cancel([number], "ops") == {number: "cancelled"}
+            assert ledger.jobs.cancel([number], "ops") == {number: "cancelled"}
             model.move(number, "cancelled")
         case "revive":
-            assert ledger.retry([number], "ops") == {number: "queued"}
+            assert ledger.jobs.retry([number], "ops") == {number: "queued"}
             model.move(number, "blocked")
         case "due":
             meddler.age_job(number, 7200.0)
-            assert ledger.promote_due(100).count == 1
+            assert ledger.maintenance.promote_due(100).count == 1
             model.move(number, "blocked")

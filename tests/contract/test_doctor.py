@@ -63,7 +63,7 @@ def look(ledger: Ledger, url: str) -> Look:
 @pytest.fixture
 def calm(ledger: Ledger) -> str:
     """A worker that was just born, and beats rarely enough to be well for the whole test."""
-    ledger.register(birth("w1", **CALM))
+    ledger.workers.register(birth("w1", **CALM))
     return "w1"
 
 
@@ -88,7 +88,7 @@ class Watched:
 
 def test_an_empty_ledger_and_a_fresh_worker_are_healthy(ledger: Ledger, look: Look) -> None:
     assert look() == {}
-    ledger.register(birth("w1", **CALM))
+    ledger.workers.register(birth("w1", **CALM))
     assert look() == {}
 
 
@@ -98,28 +98,28 @@ class TestJobsThatWait:
         put(ledger, queue="mail", priority=-5)
         finding = look()["no-worker-for-queue"]
         assert finding.facts | {"waited_s": 0} == {"queue": "mail", "ready": 2, "example": first, "waited_s": 0}
-        ledger.register(birth("w1", queues=("mail",), **CALM))
+        ledger.workers.register(birth("w1", queues=("mail",), **CALM))
         assert look() == {}
 
     def test_nobody_knows_their_task(self, ledger: Ledger, look: Look, calm: str) -> None:
         put(ledger)
         unknown = put(ledger, task="resize")
         assert look()["task-unknown"].facts["example"] == unknown
-        ledger.register(birth("w2", tasks=(TaskRecord("resize", "default"),), **CALM))
+        ledger.workers.register(birth("w2", tasks=(TaskRecord("resize", "default"),), **CALM))
         assert look() == {}
 
     def test_their_queue_is_paused(self, ledger: Ledger, look: Look, calm: str) -> None:
-        ledger.pause("default", "ada")
+        ledger.queues.pause("default", "ada")
         assert look() == {}
         assert "queue-paused" in look(severities=("info",))
         put(ledger)
         assert set(look()) == {"queue-paused"}
-        ledger.resume("default", "ada")
+        ledger.queues.resume("default", "ada")
         assert look() == {}
 
     def test_everybody_is_leaving(self, ledger: Ledger, look: Look, calm: str) -> None:
         put(ledger)
-        ledger.request("w1", "drain", "ada")
+        ledger.workers.request("w1", "drain", "ada")
         assert set(look()) == {"workers-leaving"}
 
     def test_they_are_scheduled_far_off(self, ledger: Ledger, look: Look, calm: str) -> None:
@@ -139,7 +139,7 @@ class TestJobsThatWait:
         assert (finding.facts["count"], finding.facts["example"]) == (2, first)
         assert finding.facts["by_s"] == pytest.approx(600, abs=60)
         assert look(severities=("info",))["scheduled-unserved"].facts["queue"] == "night"
-        ledger.register(birth("w1", queues=("mail", "night"), **CALM))
+        ledger.workers.register(birth("w1", queues=("mail", "night"), **CALM))
         assert look() == {}
         assert "scheduled-unserved" not in look(severities=("info",))
 
@@ -148,7 +148,7 @@ class TestJobsThatWait:
         assert look() == {}
         meddler.age_job(job_id, 65.0)
         assert look()["due-but-waiting"].facts["example"] == job_id
-        ledger.promote_due(10)
+        ledger.maintenance.promote_due(10)
         assert ledger.diagnose(far_s=60.0, late_s=30.0).overdue == ()
 
     def test_they_are_quarantined(self, ledger: Ledger, look: Look, calm: str) -> None:
@@ -156,11 +156,11 @@ class TestJobsThatWait:
         error = JobError("CRASHED_TOO_OFTEN", "It killed 4 runners", "SIGSEGV", {})
         turn(ledger, endings=[Ending(job.job_id, job.token, JobState.QUARANTINED, AttemptState.CRASHED, error=error)])
         assert look()["quarantined"].facts["example"] == job.job_id
-        ledger.retry([job.job_id], "ada")
+        ledger.jobs.retry([job.job_id], "ada")
         assert "quarantined" not in look()
 
     def test_the_looks_are_bounded_however_many_wait(self, ledger: Ledger, look: Look) -> None:
-        ledger.enqueue([new_job(task="add")] * 1_500 + [new_job(task="resize", priority=-1)] * 3)
+        ledger.jobs.enqueue([new_job(task="add")] * 1_500 + [new_job(task="resize", priority=-1)] * 3)
         found = ledger.diagnose(far_s=1.0, late_s=1.0).queues
         assert [(queue.name, queue.ready) for queue in found] == [("default", 1_503)]
         counted = {task.task: task.count for task in found[0].tasks}
@@ -171,7 +171,7 @@ class TestRecovery:
     def test_nobody_sweeps(self, ledger: Ledger, look: Look, calm: str, meddler: Backdoor) -> None:
         meddler.age_worker("w1", 3600.0)
         assert set(look()) == {"no-reaper"}
-        assert ledger.take_ticket("sweep", 60.0)
+        assert ledger.maintenance.take_ticket("sweep", 60.0)
         assert look() == {}
         meddler.expire_ticket("sweep")
         assert set(look()) == {"no-reaper"}
@@ -181,19 +181,19 @@ class TestRecovery:
         assert set(off) == {"requeue-switched-off", "fail-switched-off"}
 
     def test_settings_here_decide_nothing_for_workers_that_stored_their_rules(self, ledger: Ledger, look: Look) -> None:
-        ledger.register(birth("w1", rules=RecoveryRules(), **CALM))
+        ledger.workers.register(birth("w1", rules=RecoveryRules(), **CALM))
         assert look(auto_requeue_stale_claimed=False, auto_fail_stale_running=False) == {}
-        ledger.register(birth("w2", **CALM))
+        ledger.workers.register(birth("w2", **CALM))
         assert set(look(auto_fail_stale_running=False)) == {"fail-switched-off"}
 
     def test_recovery_is_switched_off_in_a_worker(self, ledger: Ledger, look: Look) -> None:
-        ledger.register(birth("w1", rules=RecoveryRules(auto_fail_stale_running=False), **CALM))
+        ledger.workers.register(birth("w1", rules=RecoveryRules(auto_fail_stale_running=False), **CALM))
         assert set(look()) == {"fail-switched-off"}
 
 
 class TestWorkers:
     def test_alive_but_doing_nothing(self, ledger: Ledger, look: Look, meddler: Backdoor, beating: Any) -> None:
-        ledger.register(birth("w1", heartbeat_interval_s=0.1, suspect_after_s=30.0, running_stale_after_s=30.0))
+        ledger.workers.register(birth("w1", heartbeat_interval_s=0.1, suspect_after_s=30.0, running_stale_after_s=30.0))
         job_id = put(ledger)
         assert "idle-worker" not in look(poll_interval=0.1)
         meddler.age_job(job_id, 30.0)
@@ -207,7 +207,7 @@ class TestWorkers:
             assert "idle-worker" not in look(poll_interval=0.1)
         [taken] = claim_jobs(ledger)
         assert "idle-worker" not in look(poll_interval=0.1)
-        wait_for(lambda: ledger.held_jobs("w1", 1)[0].held_s > 0.1, "a beat that could tell of it")
+        wait_for(lambda: ledger.recovery.held_jobs("w1", 1)[0].held_s > 0.1, "a beat that could tell of it")
         with beating(lambda: Heartbeat("w1", 1, 7)):
             # All that it holds is in a runner.
             assert "idle-worker" not in look(poll_interval=0.1)
@@ -222,7 +222,9 @@ class TestWorkers:
     def test_a_worker_that_beats_rarely_is_judged_without_waiting_for_it(
         self, ledger: Ledger, look: Look, meddler: Backdoor
     ) -> None:
-        ledger.register(birth("w1", heartbeat_interval_s=30.0, suspect_after_s=300.0, running_stale_after_s=300.0))
+        ledger.workers.register(
+            birth("w1", heartbeat_interval_s=30.0, suspect_after_s=300.0, running_stale_after_s=300.0)
+        )
         job_id = put(ledger)
         meddler.age_job(job_id, 20.0)
         # It may come for it yet, as soon as it beats.
@@ -237,7 +239,7 @@ class TestWorkers:
         self, ledger: Ledger, meddler: Backdoor
     ) -> None:
         frequent = {"heartbeat_interval_s": 5.0, "suspect_after_s": 300.0, "running_stale_after_s": 300.0}
-        ledger.register(birth("w1", queues=("other",), **frequent))
+        ledger.workers.register(birth("w1", queues=("other",), **frequent))
         meddler.age_job(put(ledger, queue="other"), 60.0)
         waits = put(ledger)
         watched = Watched(ledger)
@@ -255,9 +257,9 @@ class TestWorkers:
 
             def go_on() -> None:
                 while not over.wait(0.02):
-                    other.beat(pulse())
+                    other.workers.beat(pulse())
 
-            other.beat(pulse())
+            other.workers.beat(pulse())
             thread = threading.Thread(target=go_on)
             thread.start()
             try:
@@ -269,29 +271,31 @@ class TestWorkers:
         return beat
 
     def test_beats_that_come_late(self, ledger: Ledger, look: Look) -> None:
-        ledger.register(birth("w1", heartbeat_interval_s=0.2, suspect_after_s=60.0, running_stale_after_s=60.0))
+        ledger.workers.register(birth("w1", heartbeat_interval_s=0.2, suspect_after_s=60.0, running_stale_after_s=60.0))
         wait_for(lambda: "late-beats" in look(), "a late beat")
 
     def test_a_silent_worker_that_holds_jobs(self, ledger: Ledger, look: Look) -> None:
-        ledger.register(birth("w1", heartbeat_interval_s=0.1, suspect_after_s=0.3, running_stale_after_s=0.3))
+        ledger.workers.register(birth("w1", heartbeat_interval_s=0.1, suspect_after_s=0.3, running_stale_after_s=0.3))
         running(ledger)
         finding = wait_for(lambda: look().get("silent-worker"), "a silent worker")
         assert (finding.severity, finding.facts["held"]) == (Severity.PROBLEM, 1)
 
     def test_the_dead_that_still_hold_jobs(self, ledger: Ledger, look: Look, calm: str, meddler: Backdoor) -> None:
-        ledger.register(birth("w2", **CALM))
+        ledger.workers.register(birth("w2", **CALM))
         job = running(ledger, "w2")
-        assert ledger.declare_dead("w2", verdict(), GuardNone())
+        assert ledger.recovery.declare_dead("w2", verdict(), GuardNone())
         assert "dead-worker-holds-jobs" not in look()
         meddler.age_worker("w2", 60.0)
         assert look()["dead-worker-holds-jobs"].facts["worker"] == "w2"
-        ledger.settle("w2", [crash(job)], [], GuardNone())
+        ledger.recovery.settle("w2", [crash(job)], [], GuardNone())
         assert "dead-worker-holds-jobs" not in look()
 
 
 class TestSettings:
     def test_a_timeout_without_room(self, ledger: Ledger, look: Look) -> None:
-        ledger.register(birth("w1", heartbeat_interval_s=20.0, suspect_after_s=40.0, running_stale_after_s=40.0))
+        ledger.workers.register(
+            birth("w1", heartbeat_interval_s=20.0, suspect_after_s=40.0, running_stale_after_s=40.0)
+        )
         assert set(look()) == {"timeout-too-tight"}
 
     def test_an_interval_of_half_the_timeout_in_the_settings(self, look: Look, calm: str) -> None:
@@ -303,7 +307,7 @@ class TestSettings:
 
     def test_an_interval_of_half_the_timeout_of_one_task(self, ledger: Ledger, look: Look) -> None:
         policy = encode_policy(Policy(heartbeat_timeout_s=10.0))
-        ledger.register(birth("w1", tasks=(TaskRecord("resize", "default", policy),), **CALM))
+        ledger.workers.register(birth("w1", tasks=(TaskRecord("resize", "default", policy),), **CALM))
         finding = look()["timeout-too-tight"]
         assert finding.facts["task"] == "resize"
         assert finding.facts["workers"] == ["w1"]
@@ -312,7 +316,7 @@ class TestSettings:
         assert set(look(check_interval="60s")) == {"check-interval-too-long"}
 
     def test_workers_that_differ(self, ledger: Ledger, look: Look, calm: str) -> None:
-        ledger.register(birth("w2", **{**CALM, "suspect_after_s": 60.0}, version="2.0"))
+        ledger.workers.register(birth("w2", **{**CALM, "suspect_after_s": 60.0}, version="2.0"))
         assert set(look()) == {"settings-differ", "versions-differ"}
 
 
@@ -369,13 +373,13 @@ class TestOneJob:
         assert (finding.code, finding.severity) == ("no-worker-for-queue", Severity.PROBLEM)
         [later] = ask(put(ledger, delay_s=60.0))
         assert (later.code, later.severity) == ("scheduled", Severity.WARNING)
-        ledger.register(birth("w1", **CALM))
+        ledger.workers.register(birth("w1", **CALM))
         assert [one.code for one in ask(put(ledger, delay_s=60.0))] == ["scheduled"]
         [ready] = ask(put(ledger))
         assert (ready.code, ready.severity) == ("queueing", Severity.INFO)
 
     def test_that_it_waits_for_its_turn_alone(self, ledger: Ledger, ask: Callable[[int], list[Finding]]) -> None:
-        ledger.register(birth("w1", **CALM))
+        ledger.workers.register(birth("w1", **CALM))
         job = running(ledger)
         turn(ledger, endings=[crash_retry(job, counter="suspicion")])
         [suspect] = ask(job.job_id)
@@ -389,7 +393,7 @@ class TestOneJob:
         assert "alone" not in other.why
 
     def test_how_it_goes_and_how_it_ended(self, ledger: Ledger, ask: Callable[[int], list[Finding]]) -> None:
-        ledger.register(birth("w1", **CALM))
+        ledger.workers.register(birth("w1", **CALM))
         job, other = running(ledger), running(ledger)
         put(ledger)
         [claimed] = claim_jobs(ledger)
@@ -404,10 +408,10 @@ class TestOneJob:
     def test_whose_worker_is_dead_and_nobody_sweeps(
         self, ledger: Ledger, ask: Callable[[int], list[Finding]], meddler: Backdoor
     ) -> None:
-        ledger.register(birth("w1", **CALM))
-        ledger.register(birth("w2", **CALM))
+        ledger.workers.register(birth("w1", **CALM))
+        ledger.workers.register(birth("w2", **CALM))
         job = running(ledger, "w2")
-        ledger.declare_dead("w2", verdict(), GuardNone())
+        ledger.recovery.declare_dead("w2", verdict(), GuardNone())
         for worker_id in ("w1", "w2"):
             meddler.age_worker(worker_id, 3600.0)
         assert {one.code for one in ask(job.job_id)} == {"dead-worker-holds-jobs", "no-reaper"}

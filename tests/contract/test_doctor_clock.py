@@ -53,7 +53,7 @@ def join(ledger: SlowLedger, worker_id: str) -> dict[str, Any]:
     )
     signals: Any = StopSignals.__new__(StopSignals)
     worker._join(birth(worker_id, metadata={"zone": "a"}), signals)
-    return next(record.metadata for record in ledger.workers() if record.id == worker_id)
+    return next(record.metadata for record in ledger.workers.list() if record.id == worker_id)
 
 
 def test_the_clock_is_noted_unless_the_birth_was_slow(ledger: SlowLedger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,13 +27,13 @@ def finish(ledger: Ledger, meddler: Backdoor, count: int, **changes: object) -> 
 
 def test_finished_jobs_that_should_be_gone_are_found(ledger: Ledger, w1: str, url: str, meddler: Backdoor) -> None:
     # Scheduled long ago for next year: old, and not to be removed.
-    ledger.enqueue([new_job(delay_s=365 * DAY_S) for _ in range(100)])
+    ledger.jobs.enqueue([new_job(delay_s=365 * DAY_S) for _ in range(100)])
     finish(ledger, meddler, 1_000)
     meddler.age_all_jobs(7 * DAY_S + 2 * HOUR_S)
     finish(ledger, meddler, 1_000)
     assert overkept(ledger) == {"jobs": pytest.approx(2 * HOUR_S, abs=60.0)}
     assert "retention-behind" in codes(ledger, Settings(url=url))
-    while ledger.sweep_old(7 * DAY_S, DAY_S, DAY_S, 10_000).more:
+    while ledger.maintenance.sweep_old(7 * DAY_S, DAY_S, DAY_S, 10_000).more:
         pass
     assert overkept(ledger) == {}
     assert "retention-behind" not in codes(ledger, Settings(url=url))
@@ -55,7 +55,7 @@ def test_events_keys_and_jobs_with_a_keep_of_their_own_are_found_too(
 ) -> None:
     meddler.add_events(3_000)
     meddler.age_events(8 * DAY_S)
-    ledger.enqueue([new_job(unique_key=f"k{n}", more=JobExtras(unique_for_s=60.0)) for n in range(50)])
+    ledger.jobs.enqueue([new_job(unique_key=f"k{n}", more=JobExtras(unique_for_s=60.0)) for n in range(50)])
     meddler.age_keys(60.0 + HOUR_S)
     late = {"events": pytest.approx(DAY_S, abs=60.0), "keys": pytest.approx(HOUR_S, abs=60.0)}
     assert overkept(ledger) == late

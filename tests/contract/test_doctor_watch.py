@@ -35,20 +35,20 @@ def look(ledger: Ledger, url: str) -> Look:
 @pytest.fixture
 def watched(ledger: Ledger) -> None:
     """A worker that is well, and a reaper that keeps watch."""
-    ledger.register(birth("w1", **CALM))
-    ledger.keep_watch(Tick(None, 1.0, cause=Cause.START), "sweep", 60.0)
+    ledger.workers.register(birth("w1", **CALM))
+    ledger.recovery.tick(Tick(None, 1.0, cause=Cause.START), "sweep", 60.0)
 
 
 @pytest.mark.usefixtures("watched")
 class TestClockSteps:
     def test_a_steady_clock_is_not_mentioned(self, ledger: Ledger, look: Look) -> None:
-        ledger.keep_watch(Tick(1.0, 1.0))
+        ledger.recovery.tick(Tick(1.0, 1.0))
         assert look() == {}
 
     def test_a_clock_that_was_set_forward(self, ledger: Ledger, look: Look, meddler: Backdoor) -> None:
         meddler.move_watch(-HOUR_S)
         meddler.move_beats(-HOUR_S)
-        ledger.keep_watch(Tick(1.0, 1.0))
+        ledger.recovery.tick(Tick(1.0, 1.0))
         found = look()["clock-step"]
         assert found.severity is Severity.WARNING
         assert found.facts["step_s"] == pytest.approx(HOUR_S, abs=5.0)
@@ -57,8 +57,8 @@ class TestClockSteps:
     def test_a_clock_that_was_set_back(self, ledger: Ledger, look: Look, meddler: Backdoor) -> None:
         meddler.move_watch(HOUR_S)
         meddler.move_beats(HOUR_S)
-        ledger.keep_watch(Tick(1.0, 1.0))
-        ledger.keep_watch(Tick(1.0, 1.0))
+        ledger.recovery.tick(Tick(1.0, 1.0))
+        ledger.recovery.tick(Tick(1.0, 1.0))
         found = look()["clock-step"]
         assert found.severity is Severity.WARNING
         assert found.facts["step_s"] == pytest.approx(-HOUR_S, abs=5.0)
@@ -68,7 +68,7 @@ class TestClockSteps:
         for moved_s in (-HOUR_S, HOUR_S):
             meddler.move_watch(moved_s)
             meddler.move_beats(moved_s)
-            ledger.keep_watch(Tick(1.0, 1.0))
+            ledger.recovery.tick(Tick(1.0, 1.0))
         found = look()["clock-step"]
         assert [step["step_s"] for step in found.facts["steps"]] == [
             pytest.approx(-HOUR_S, abs=5.0),
@@ -79,7 +79,7 @@ class TestClockSteps:
         self, ledger: Ledger, look: Look, meddler: Backdoor
     ) -> None:
         meddler.move_watch(HOUR_S)
-        ledger.keep_watch(Tick(1.0, 1.0))
+        ledger.recovery.tick(Tick(1.0, 1.0))
         assert "clock-step" in look()
         meddler.move_watch(-48 * HOUR_S)
         assert "clock-step" not in look()
@@ -90,7 +90,7 @@ class TestOutages:
     @pytest.mark.parametrize("cause", [Cause.OUTAGE, Cause.PAUSE, Cause.FAILOVER])
     def test_a_time_in_which_no_one_watched(self, ledger: Ledger, look: Look, meddler: Backdoor, cause: Cause) -> None:
         meddler.move_watch(-90.0)
-        ledger.keep_watch(Tick(None, 1.0, cause=cause))
+        ledger.recovery.tick(Tick(None, 1.0, cause=cause))
         found = look()["ledger-outage"]
         assert found.severity is Severity.INFO
         assert found.facts["cause"] == cause
@@ -99,7 +99,7 @@ class TestOutages:
     def test_several_are_summed_up(self, ledger: Ledger, look: Look, meddler: Backdoor) -> None:
         for _ in range(3):
             meddler.move_watch(-40.0)
-            ledger.keep_watch(Tick(None, 1.0, cause=Cause.OUTAGE))
+            ledger.recovery.tick(Tick(None, 1.0, cause=Cause.OUTAGE))
         found = look()["ledger-outage"]
         assert found.facts["count"] == 3
         assert found.facts["total_s"] == pytest.approx(120.0, abs=5.0)
@@ -108,5 +108,5 @@ class TestOutages:
         self, ledger: Ledger, look: Look, meddler: Backdoor
     ) -> None:
         meddler.move_watch(-8 * HOUR_S)
-        ledger.keep_watch(Tick(None, 1.0, cause=Cause.START))
+        ledger.recovery.tick(Tick(None, 1.0, cause=Cause.START))
         assert "ledger-outage" not in look()

@@ -90,7 +90,7 @@ def test_a_worker_on_a_host_with_a_wrong_clock_is_named_and_works_all_the_same(f
         stderr=subprocess.STDOUT,
     )
     try:
-        [worker] = wait_for(fleet.ledger.workers, "the worker of the other host")
+        [worker] = wait_for(fleet.ledger.workers.list, "the worker of the other host")
         assert worker.host == "far-away"
         _, findings = doctor(fleet.url)
         found = findings["clock-differs"]
@@ -101,7 +101,7 @@ def test_a_worker_on_a_host_with_a_wrong_clock_is_named_and_works_all_the_same(f
         assert fleet.task("add").options(delay="1s").enqueue(2, 2).result(timeout=30) == 4
         nap, _ = fleet.begin("nap_async", 2.0)  # time.sleep() fails under that library
         assert nap.result(timeout=30) == "rested"
-        [worker] = fleet.ledger.workers()
+        [worker] = fleet.ledger.workers.list()
         assert worker.state is WorkerState.ACTIVE
         record = nap.record()
         assert abs((record.finished_at or 0) - time.time()) < 60, "times are the database's"

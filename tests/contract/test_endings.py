@@ -29,18 +29,18 @@ from unstuck.domain.liveness import Detector
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.errors import RefusedValue
 from unstuck.ledger.contract import Ledger
-from unstuck.ledger.contract.jobs import Outcome
+from unstuck.ledger.contract.jobs import Outcome, Progress
 from unstuck.ledger.contract.recovery import GuardNone
-from unstuck.ledger.contract.workers import Output, Progress
+from unstuck.ledger.contract.workers import Output
 from unstuck.recovery.reap import Reaper
 
 
 def test_a_success_is_written_with_its_result(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
-    assert ledger.outcomes([job.job_id]) == []
+    assert ledger.jobs.outcomes([job.job_id]) == []
     turn(ledger, done=[done(job, b"\x00result")])
-    assert ledger.outcomes([job.job_id]) == [Outcome(job.job_id, JobState.SUCCEEDED, b"\x00result", None)]
-    record = ledger.job(job.job_id)
+    assert ledger.jobs.outcomes([job.job_id]) == [Outcome(job.job_id, JobState.SUCCEEDED, b"\x00result", None)]
+    record = ledger.jobs.get(job.job_id)
     assert record is not None
     assert record.error is None
     assert record.finished_at == pytest.approx(time.time(), abs=5)
@@ -51,9 +51,9 @@ def test_a_crash_is_kept_with_code_message_cause_and_details(ledger: Ledger, w1:
     job = running(ledger)
     error = JobError("OUT_OF_MEMORY", "Worker died unexpectedly", "killed by the kernel", {"rss": 5, "héap": ["x"]})
     turn(ledger, endings=[crash(job, error=error)])
-    [outcome] = ledger.outcomes([job.job_id])
+    [outcome] = ledger.jobs.outcomes([job.job_id])
     assert (outcome.state, outcome.error) == (JobState.FAILED, error)
-    [attempt] = ledger.attempts(job.job_id)
+    [attempt] = ledger.jobs.attempts(job.job_id)
     assert (attempt.state, attempt.code, attempt.cause) == (
         AttemptState.CRASHED,
         "OUT_OF_MEMORY",
@@ -77,7 +77,7 @@ def test_earlier_attempts_are_history_and_the_last_one_is_too(ledger: Ledger, w1
     [second] = run(ledger, "w2")
     turn(ledger, "w2", endings=[crash_retry(second)])
     [third] = run(ledger)
-    now = ledger.attempts(first.job_id)
+    now = ledger.jobs.attempts(first.job_id)
     assert [(a.token, a.worker_id, a.state) for a in now] == [
         (first.token, "w1", AttemptState.FAILED),
         (second.token, "w2", AttemptState.CRASHED),
@@ -90,10 +90,10 @@ def test_earlier_attempts_are_history_and_the_last_one_is_too(ledger: Ledger, w1
         assert attempt.started_at is not None
         assert attempt.last_heartbeat_at == pytest.approx(time.time(), abs=30)
     turn(ledger, done=[done(third)])
-    after = ledger.attempts(first.job_id)
+    after = ledger.jobs.attempts(first.job_id)
     assert [a.state for a in after] == [AttemptState.FAILED, AttemptState.CRASHED, AttemptState.SUCCEEDED]
     assert after[2].ended_at is not None
-    record = ledger.job(first.job_id)
+    record = ledger.jobs.get(first.job_id)
     assert record is not None
     assert (record.attempt, record.failures, record.crash_count, record.error) == (3, 1, 1, None)
 
@@ -101,11 +101,11 @@ def test_earlier_attempts_are_history_and_the_last_one_is_too(ledger: Ledger, w1
 def test_a_job_that_is_tried_again_belongs_to_nobody_meanwhile(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
     turn(ledger, endings=[crash_retry(job, delay_s=60)])
-    record = ledger.job(job.job_id)
+    record = ledger.jobs.get(job.job_id)
     assert record is not None
     assert (record.state, record.worker_id, record.token, record.started_at) == (JobState.PENDING, None, None, None)
     assert record.run_at == pytest.approx(time.time() + 60, abs=5)
-    assert ledger.held("w1") == []
+    assert ledger.workers.held("w1") == []
     assert claim_jobs(ledger) == []
 
 
@@ -120,12 +120,12 @@ def test_giving_back_what_was_only_claimed_costs_nothing(ledger: Ledger, w1: str
     put(ledger)
     [job] = claim_jobs(ledger)
     turn(ledger, release=[release(job, event="requeued", message="Task re-queued due to stale worker: w1")])
-    record = ledger.job(job.job_id)
+    record = ledger.jobs.get(job.job_id)
     assert record is not None
     assert (record.state, record.attempt, record.failures, record.crash_count) == (JobState.PENDING, 0, 0, 0)
     assert record.worker_id is None
-    assert ledger.attempts(job.job_id) == []
-    [event] = ledger.events(job_id=job.job_id)
+    assert ledger.jobs.attempts(job.job_id) == []
+    [event] = ledger.events.list(job_id=job.job_id)
     assert (event.kind, event.message) == ("requeued", "Task re-queued due to stale worker: w1")
     [again] = claim_jobs(ledger)
     assert again.attempt == 1
@@ -136,11 +136,11 @@ def test_giving_back_what_was_started_but_never_entered_takes_the_attempt_back(l
     [job] = claim_jobs(ledger, run_ahead=True)
     assert job.running
     turn(ledger, release=[release(job)])
-    record = ledger.job(job.job_id)
+    record = ledger.jobs.get(job.job_id)
     assert record is not None
     assert (record.state, record.attempt) == (JobState.PENDING, 0)
-    assert ledger.attempts(job.job_id) == []
-    assert ledger.events(job_id=job.job_id) == []
+    assert ledger.jobs.attempts(job.job_id) == []
+    assert ledger.events.list(job_id=job.job_id) == []
     [again] = claim_jobs(ledger, run_ahead=True)
     assert again.attempt == 1
 
@@ -148,13 +148,13 @@ def test_giving_back_what_was_started_but_never_entered_takes_the_attempt_back(l
 def test_the_plain_way_writes_no_events(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
     turn(ledger, done=[done(job)])
-    assert ledger.events(job_id=job.job_id) == []
+    assert ledger.events.list(job_id=job.job_id) == []
 
 
 def test_an_ending_tells_its_event_and_who_held_the_job(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
     turn(ledger, endings=[failure(job)])
-    [event] = ledger.events(job_id=job.job_id)
+    [event] = ledger.events.list(job_id=job.job_id)
     assert (event.kind, event.job_id, event.worker_id, event.message) == (
         "failed",
         job.job_id,
@@ -170,10 +170,13 @@ def test_quarantine_keeps_the_list_of_what_the_job_killed(ledger: Ledger, w1: st
     error = JobError("CRASHED_TOO_OFTEN", "Job killed its process 2 times and is quarantined", "signal 9")
     ending = Ending(again.job_id, again.token, JobState.QUARANTINED, AttemptState.CRASHED, error=error, counter="crash")
     turn(ledger, endings=[ending])
-    record = ledger.job(job.job_id)
+    record = ledger.jobs.get(job.job_id)
     assert record is not None
     assert (record.state, record.crash_count) == (JobState.QUARANTINED, 2)
-    assert [attempt.state for attempt in ledger.attempts(job.job_id)] == [AttemptState.CRASHED, AttemptState.CRASHED]
+    assert [attempt.state for attempt in ledger.jobs.attempts(job.job_id)] == [
+        AttemptState.CRASHED,
+        AttemptState.CRASHED,
+    ]
 
 
 def test_a_drained_attempt_counts_for_nobody(ledger: Ledger, w1: str) -> None:
@@ -182,7 +185,7 @@ def test_a_drained_attempt_counts_for_nobody(ledger: Ledger, w1: str) -> None:
     turn(ledger, endings=[drained])
     [again] = claim_jobs(ledger)
     assert (again.failures, again.crashes) == (0, 0)
-    assert ledger.attempts(job.job_id)[0].state is AttemptState.DRAINED
+    assert ledger.jobs.attempts(job.job_id)[0].state is AttemptState.DRAINED
 
 
 @pytest.mark.parametrize("text", ["nul \0 inside", "lone \ud800 surrogate"])
@@ -206,25 +209,27 @@ def test_what_a_job_printed_is_kept_with_its_attempt(ledger: Ledger, w1: str) ->
     turn(ledger, endings=[crash_retry(first)], outputs=[Output(first.job_id, first.token, b"one\0", b"")])
     [second] = run(ledger)
     turn(ledger, done=[done(second)], outputs=[Output(second.job_id, second.token, b"two", b"\xffwarn")])
-    found = [(output.token, output.stdout, output.stderr) for output in ledger.outputs(first.job_id)]
+    found = [(output.token, output.stdout, output.stderr) for output in ledger.jobs.outputs(first.job_id)]
     assert found == [(first.token, b"one\0", b""), (second.token, b"two", b"\xffwarn")]
 
 
 def test_a_superseded_attempt_can_not_leave_its_output(ledger: Ledger, w1: str, w2: str) -> None:
     job = running(ledger)
     turn(ledger, "w2", done=[done(job)], outputs=[Output(job.job_id, job.token, b"forged", b"")])
-    assert ledger.outputs(job.job_id) == []
+    assert ledger.jobs.outputs(job.job_id) == []
 
 
 def test_a_cancelled_job_does_not_go_back_to_the_queue(ledger: Ledger, w1: str) -> None:
     put(ledger, on_crash="retry"), put(ledger, on_crash="retry")
     ended, given_back = run(ledger)
-    ledger.cancel([ended.job_id, given_back.job_id], "ops")
+    ledger.jobs.cancel([ended.job_id, given_back.job_id], "ops")
     turn(ledger, endings=[crash_retry(ended)], release=[release(given_back)])
-    assert [outcome.state for outcome in ledger.outcomes([ended.job_id, given_back.job_id])] == [JobState.CANCELLED] * 2
-    assert {outcome.error.code for outcome in ledger.outcomes([ended.job_id, given_back.job_id]) if outcome.error} == {
-        "CANCELLED"
-    }
+    assert [outcome.state for outcome in ledger.jobs.outcomes([ended.job_id, given_back.job_id])] == [
+        JobState.CANCELLED
+    ] * 2
+    assert {
+        outcome.error.code for outcome in ledger.jobs.outcomes([ended.job_id, given_back.job_id]) if outcome.error
+    } == {"CANCELLED"}
     assert claim_jobs(ledger) == []
 
 
@@ -233,10 +238,10 @@ def test_outcomes_and_missing_tell_the_finished_from_the_unknown(ledger: Ledger,
     turn(ledger, done=[done(finished)])
     waiting = put(ledger)
     ids = [finished.job_id, waiting, 10_000_000]
-    assert [outcome.job_id for outcome in ledger.outcomes(ids)] == [finished.job_id]
-    assert ledger.missing(ids) == {10_000_000}
-    assert ledger.outcomes([]) == []
-    assert ledger.missing([]) == set()
+    assert [outcome.job_id for outcome in ledger.jobs.outcomes(ids)] == [finished.job_id]
+    assert ledger.jobs.missing(ids) == {10_000_000}
+    assert ledger.jobs.outcomes([]) == []
+    assert ledger.jobs.missing([]) == set()
 
 
 def test_settling_writes_what_a_turn_would(ledger: Ledger, w1: str) -> None:
@@ -244,14 +249,14 @@ def test_settling_writes_what_a_turn_would(ledger: Ledger, w1: str) -> None:
     first, second = run(ledger)
     put(ledger)
     [claimed] = claim_jobs(ledger)
-    written = ledger.settle("w1", [crash(first), crash_retry(second)], [release(claimed)], GuardNone())
+    written = ledger.recovery.settle("w1", [crash(first), crash_retry(second)], [release(claimed)], GuardNone())
     assert written == {(job.job_id, job.token) for job in (first, second, claimed)}
     assert [state_of(ledger, job.job_id) for job in (first, second, claimed)] == [
         JobState.FAILED,
         JobState.PENDING,
         JobState.PENDING,
     ]
-    assert ledger.held("w1") == []
+    assert ledger.workers.held("w1") == []
 
 
 DEATH = Autopsy(
@@ -276,7 +281,7 @@ DEATH = Autopsy(
 def test_the_autopsy_of_a_last_attempt_is_kept_with_it(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
     turn(ledger, endings=[crash(job, autopsy=DEATH)])
-    [attempt] = ledger.attempts(job.job_id)
+    [attempt] = ledger.jobs.attempts(job.job_id)
     assert attempt.autopsy == DEATH
 
 
@@ -285,14 +290,14 @@ def test_each_of_several_deaths_keeps_its_own_autopsy(ledger: Ledger, w1: str) -
     turn(ledger, endings=[crash_retry(job, autopsy=DEATH)])
     [again] = run(ledger)
     turn(ledger, done=[done(again)])
-    first, last = ledger.attempts(job.job_id)
+    first, last = ledger.jobs.attempts(job.job_id)
     assert (first.autopsy, last.autopsy) == (DEATH, None)
 
 
 def test_a_reaper_writes_an_autopsy_too(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
-    ledger.settle("w1", [crash(job, autopsy=DEATH)], [], GuardNone())
-    assert ledger.attempts(job.job_id)[0].autopsy == DEATH
+    ledger.recovery.settle("w1", [crash(job, autopsy=DEATH)], [], GuardNone())
+    assert ledger.jobs.attempts(job.job_id)[0].autopsy == DEATH
 
 
 def test_a_zombie_cannot_explain_what_is_no_longer_its_own(ledger: Ledger, w1: str) -> None:
@@ -300,33 +305,33 @@ def test_a_zombie_cannot_explain_what_is_no_longer_its_own(ledger: Ledger, w1: s
     turn(ledger, endings=[crash_retry(job)])
     answer = turn(ledger, endings=[crash(job, autopsy=DEATH)])
     assert answer.superseded == {(job.job_id, job.token)}
-    assert [attempt.autopsy for attempt in ledger.attempts(job.job_id)] == [None]
+    assert [attempt.autopsy for attempt in ledger.jobs.attempts(job.job_id)] == [None]
 
 
 def test_autopsies_go_with_their_job(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
-    ledger.note_progress("w1", [Progress(job.job_id, job.token, 5.0, 1, 2, "half")])
+    ledger.workers.note_progress("w1", [Progress(job.job_id, job.token, 5.0, 1, 2, "half")])
     turn(ledger, endings=[crash(job, autopsy=DEATH)])
-    assert wait_for(lambda: ledger.prune(0.0), "something to prune") == 1
-    assert ledger.attempts(job.job_id) == []
-    assert ledger.progress([job.job_id]) == {}
+    assert wait_for(lambda: ledger.maintenance.prune(0.0), "something to prune") == 1
+    assert ledger.jobs.attempts(job.job_id) == []
+    assert ledger.jobs.progress([job.job_id]) == {}
 
 
 def test_the_verdict_on_a_worker_keeps_its_autopsy(ledger: Ledger, w1: str) -> None:
-    assert ledger.declare_dead("w1", verdict(autopsy=DEATH), GuardNone())
-    [worker] = ledger.workers()
+    assert ledger.recovery.declare_dead("w1", verdict(autopsy=DEATH), GuardNone())
+    [worker] = ledger.workers.list()
     assert worker.verdict is not None
     assert worker.verdict.autopsy == DEATH
 
 
 def test_who_knows_more_of_a_death_adds_to_the_verdict_on_it(ledger: Ledger, w1: str) -> None:
     more = verdict(evidence="killed by SIGSEGV", autopsy=DEATH)
-    assert not ledger.amend_verdict("w1", more), "it lives"
-    assert ledger.declare_dead("w1", verdict(), GuardNone())
-    assert ledger.amend_verdict("w1", more)
-    [worker] = ledger.workers()
+    assert not ledger.recovery.amend_verdict("w1", more), "it lives"
+    assert ledger.recovery.declare_dead("w1", verdict(), GuardNone())
+    assert ledger.recovery.amend_verdict("w1", more)
+    [worker] = ledger.workers.list()
     assert worker.verdict == more
-    assert not ledger.amend_verdict("nobody", more)
+    assert not ledger.recovery.amend_verdict("nobody", more)
 
 
 def test_a_death_in_company_makes_a_suspect_that_must_run_alone(ledger: Ledger, w1: str) -> None:
@@ -335,8 +340,8 @@ def test_a_death_in_company_makes_a_suspect_that_must_run_alone(ledger: Ledger, 
     turn(ledger, endings=[crash_retry(job, counter="suspicion")])
     [again] = run(ledger)
     assert (again.suspected_crashes, again.run_alone, again.crashes) == (1, True, 0)
-    assert [held.suspected_crashes for held in ledger.held("w1")] == [1]
-    record = ledger.job(job.job_id)
+    assert [held.suspected_crashes for held in ledger.workers.held("w1")] == [1]
+    record = ledger.jobs.get(job.job_id)
     assert record is not None
     assert (record.suspected_crashes, record.run_alone, record.crash_count) == (1, True, 0)
 
@@ -356,7 +361,7 @@ def test_what_was_quarantined_runs_alone_when_it_is_let_go(
     turn(ledger, endings=[crash_retry(job, counter="suspicion")])
     [again] = run(ledger)
     turn(ledger, endings=[msgspec.structs.replace(crash(again), state=state)])
-    assert ledger.retry([job.job_id], "op") == {job.job_id: "queued"}
+    assert ledger.jobs.retry([job.job_id], "op") == {job.job_id: "queued"}
     [free] = claim_jobs(ledger)
     assert (free.run_alone, free.suspected_crashes, free.crashes) == (alone, 0, 0)
 
@@ -364,19 +369,21 @@ def test_what_was_quarantined_runs_alone_when_it_is_let_go(
 def test_progress_is_kept_and_replaced(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
     other = put(ledger)
-    ledger.note_progress("w1", [Progress(job.job_id, job.token, 5.0, 1, 10, "one", 4.0)])
-    ledger.note_progress("w1", [Progress(job.job_id, job.token, 6.0, 2, 10, "zwei")])
-    assert ledger.progress([job.job_id, other]) == {job.job_id: Progress(job.job_id, job.token, 6.0, 2, 10, "zwei")}
+    ledger.workers.note_progress("w1", [Progress(job.job_id, job.token, 5.0, 1, 10, "one", 4.0)])
+    ledger.workers.note_progress("w1", [Progress(job.job_id, job.token, 6.0, 2, 10, "zwei")])
+    assert ledger.jobs.progress([job.job_id, other]) == {
+        job.job_id: Progress(job.job_id, job.token, 6.0, 2, 10, "zwei")
+    }
 
 
 def test_only_the_attempt_that_runs_can_note_progress(ledger: Ledger, w1: str, w2: str) -> None:
     job = running(ledger)
-    ledger.note_progress("w2", [Progress(job.job_id, job.token, 5.0, 1, 10, "a zombie")])
-    ledger.note_progress("w1", [Progress(job.job_id, job.token + 1, 5.0, 1, 10, "another token")])
-    assert ledger.progress([job.job_id]) == {}
+    ledger.workers.note_progress("w2", [Progress(job.job_id, job.token, 5.0, 1, 10, "a zombie")])
+    ledger.workers.note_progress("w1", [Progress(job.job_id, job.token + 1, 5.0, 1, 10, "another token")])
+    assert ledger.jobs.progress([job.job_id]) == {}
     turn(ledger, done=[done(job)])
-    ledger.note_progress("w1", [Progress(job.job_id, job.token, 5.0, 1, 10, "too late")])
-    assert ledger.progress([job.job_id]) == {}
+    ledger.workers.note_progress("w1", [Progress(job.job_id, job.token, 5.0, 1, 10, "too late")])
+    assert ledger.jobs.progress([job.job_id]) == {}
 
 
 @pytest.mark.parametrize(
@@ -391,14 +398,14 @@ def test_a_verdict_of_a_newer_version_breaks_neither_the_list_nor_the_round(
     ledger: Ledger, w1: str, w2: str, meddler: Backdoor, news: dict[str, object]
 ) -> None:
     job = running(ledger)
-    assert ledger.declare_dead("w1", verdict(autopsy=DEATH), GuardNone())
+    assert ledger.recovery.declare_dead("w1", verdict(autopsy=DEATH), GuardNone())
     stored = msgspec.json.encode({**msgspec.to_builtins(verdict()), **news}).decode()
     table = "unstuck_workers" if meddler.dialect == "sqlite" else "workers"
     meddler.rows(f"update {table} set verdict = '{stored}' where id = 'w1'")
-    dead = next(worker for worker in ledger.workers() if worker.id == "w1")
+    dead = next(worker for worker in ledger.workers.list() if worker.id == "w1")
     assert dead.verdict is not None
     assert "no heartbeat" in dead.verdict.evidence
-    assert [one.id for one in ledger.standings()] == ["w2"]
+    assert [one.id for one in ledger.workers.standings()] == ["w2"]
     Reaper(ledger, Recovery(), by="test").sweep(ticket=False)
     assert state_of(ledger, job.job_id) is JobState.FAILED
 
@@ -406,7 +413,7 @@ def test_a_verdict_of_a_newer_version_breaks_neither_the_list_nor_the_round(
 def test_what_a_dead_worker_said_last_cannot_keep_its_death_from_being_written(ledger: Ledger, w1: str) -> None:
     death = msgspec.structs.replace(DEATH, stderr="a\0b", stack="x\0\udc80")
     Reaper(ledger, Recovery(), by="test").report_death("w1", Detector.SUPERVISOR, "its supervisor saw it end", death)
-    [worker] = ledger.workers()
+    [worker] = ledger.workers.list()
     assert worker.verdict is not None
     assert worker.verdict.autopsy is not None
     assert worker.verdict.autopsy.stderr == "a\\x00b"
@@ -415,7 +422,7 @@ def test_what_a_dead_worker_said_last_cannot_keep_its_death_from_being_written(l
 def test_a_last_death_in_company_is_counted_alike_in_every_ledger(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
     turn(ledger, endings=[msgspec.structs.replace(crash(job), counter="suspicion")])
-    record = ledger.job(job.job_id)
+    record = ledger.jobs.get(job.job_id)
     assert record is not None
     assert (record.suspected_crashes, record.run_alone, record.crash_count) == (1, True, 0)
 
@@ -433,8 +440,8 @@ def test_last_words_that_are_found_later_are_added_to_a_report_that_misses_them(
     mark = ProgressMark(137, 150, "nearly", 5.0)
     found = [LastWords(one.job_id, one.token, mark, "é last line", "", 4096) for one in (whole, lacking)]
     for _ in range(2):
-        ledger.add_last_words([*found, LastWords(999_999, 1, None, "nobody's")])
-    [first], [second] = ledger.attempts(whole.job_id), ledger.attempts(lacking.job_id)
+        ledger.recovery.add_last_words([*found, LastWords(999_999, 1, None, "nobody's")])
+    [first], [second] = ledger.jobs.attempts(whole.job_id), ledger.jobs.attempts(lacking.job_id)
     assert first.autopsy == gone
     assert second.autopsy is not None
     assert (second.autopsy.stdout, second.autopsy.missing) == ("é last line", "")

@@ -58,7 +58,7 @@ def late_messages(count: int = LATE) -> list[str]:
 def test_six_hundred_events_that_commit_late_are_all_delivered(
     ledger: Ledger, url: str, feed: EventFeed, readers: list[Reader]
 ) -> None:
-    ledger.write_event("failed", "before")
+    ledger.events.write("failed", "before")
     readers.append(Reader(ledger, feed))
     with uncommitted(url) as slow:
         early = list(readers[0].read(2))
@@ -67,7 +67,7 @@ def test_six_hundred_events_that_commit_late_are_all_delivered(
     assert readers[0].messages(LATE + 2)[2:] == late_messages()
     # Both places of the reader know of the open transaction: nothing is missed by coming back, nothing told twice.
     readers += [Reader(ledger, EventFeed(lambda: ledger), after=event.cursor) for event in early]
-    ledger.write_event("failed", "last")
+    ledger.events.write("failed", "last")
     assert readers[1].messages(LATE + 2) == [*late_messages(), "behind", "last"]
     assert readers[2].messages(LATE + 1) == [*late_messages(), "last"]
     # So does a place in the middle of those that were committed late.
@@ -89,7 +89,7 @@ def test_late_commits_are_delivered_although_another_transaction_stays_open(
         assert sorted(readers[0].messages(5)) == sorted(["between", "behind", *late_messages(3)])
         # What is rolled back is waited for no longer.
         forgotten.rollback()
-    newest = ledger.write_event("failed", "last")
+    newest = ledger.events.write("failed", "last")
     assert readers[0].read(6)[5].cursor.split(".")[0] == str(newest)
     wait_for(lambda: not feed.cursor.open, "no open transaction in the place")
 
@@ -103,7 +103,7 @@ def test_more_open_transactions_than_a_place_can_name_lose_nothing(
     slow = [psycopg.connect(url) for _ in range(5)]
     for number, connection in enumerate(slow):
         connection.execute(SQL, (None, f"late {number}"))
-    ledger.write_event("failed", "early")
+    ledger.events.write("failed", "early")
     [early] = readers[0].read(1)
     for connection in slow:
         connection.commit()
@@ -117,7 +117,7 @@ def test_more_open_transactions_than_a_place_can_name_lose_nothing(
 def test_who_follows_a_job_hears_what_is_committed_late(ledger: Ledger, url: str) -> None:
     from tests.support.builders import new_job
 
-    job_id = ledger.enqueue([new_job()])[0].job_id
+    job_id = ledger.jobs.enqueue([new_job()])[0].job_id
     reading = JobSubscription(lambda: ledger, job_id, frozenset({"crash_loop"}), None)
     with uncommitted(url, 20, job_id) as slow:
         assert [event.message for event in reading.take()] == ["between", "behind"]
@@ -171,7 +171,7 @@ def test_alerts_tell_what_commits_late(ledger: Ledger, url: str, start: StartSen
         wait_for(lambda: {"between.", "behind."} <= set(told(receiver.posts)), "what was committed at once")
         # Much later, and after many others: no time and no number of others makes it too late.
         for number in range(3):
-            ledger.write_event("crash_loop", f"other {number}", about="host-1")
+            ledger.events.write("crash_loop", f"other {number}", about="host-1")
         wait_for(lambda: "other 2." in told(receiver.posts), "those that came behind")
         sender.stop()
         with psycopg.connect(url, autocommit=True) as other:
@@ -189,13 +189,13 @@ def _count(receiver: Receiver) -> int:
 @only_postgresql
 def test_the_dashboard_shows_what_commits_late(ledger: Ledger, url: str) -> None:
     book = RecentEvents()
-    ledger.write_event("failed", "before")
+    ledger.events.write("failed", "before")
     book.read(ledger)
     with uncommitted(url) as slow:
         book.read(ledger)
         slow.commit()
     for number in range(300):
-        ledger.write_event("failed", str(number))
+        ledger.events.write("failed", str(number))
     book.read(ledger)
     assert {event.message for event in book.events} >= {"before", "between", "behind", *late_messages(), "299"}
 
@@ -214,24 +214,24 @@ def _rewrite(ledger: Ledger, url: str, count: int) -> None:
             db.execute("delete from unstuck.events where message like 'lost%'")
             db.execute("select setval('unstuck.events_id_seq', (select max(id) from unstuck.events))")
     for number in range(count):
-        ledger.write_event("failed", f"new {number}")
+        ledger.events.write("failed", f"new {number}")
 
 
 @pytest.mark.parametrize("count", [0, 2, 5])
 def test_a_place_in_a_history_that_was_replaced_is_a_gap(
     ledger: Ledger, url: str, feed: EventFeed, readers: list[Reader], count: int
 ) -> None:
-    ledger.write_event("failed", "kept")
+    ledger.events.write("failed", "kept")
     readers.append(Reader(ledger, feed))
     for number in range(3):
-        ledger.write_event("failed", f"lost {number}")
+        ledger.events.write("failed", f"lost {number}")
     place = readers[0].read(3)[-1].cursor
     _rewrite(ledger, url, count)
     # Who comes back, and who had been there all the time.
     readers.append(Reader(ledger, EventFeed(lambda: ledger), after=place))
     assert readers[1].read(1)[0].kind == EventKind.GAP
     assert readers[0].read(4)[3].kind == EventKind.GAP
-    ledger.write_event("failed", "last")
+    ledger.events.write("failed", "last")
     wait_for(lambda: readers[1].read(1) and readers[1].got[-1].message == "last", "what comes behind the gap")
     wait_for(lambda: readers[0].read(1) and readers[0].got[-1].message == "last", "what comes behind the gap")
 
@@ -242,13 +242,13 @@ def test_a_ledger_moved_to_a_younger_server_goes_on_telling(
 ) -> None:
     """A dump brings the numbers of transactions that its new server has not reached yet."""
     for number in range(3):
-        ledger.write_event("failed", f"old {number}")
+        ledger.events.write("failed", f"old {number}")
     with psycopg.connect(url, autocommit=True) as db:
         db.execute("update unstuck.events set transaction_id = '999999999999'")
     readers.append(Reader(ledger, feed))
-    ledger.write_event("failed", "new")
+    ledger.events.write("failed", "new")
     assert readers[0].messages(1) == ["new"]
-    ledger.sweep_old(3600.0, 3600.0, 3600.0, 10)
+    ledger.maintenance.sweep_old(3600.0, 3600.0, 3600.0, 10)
     with psycopg.connect(url) as db:
         [(moved,)] = db.execute("select count(*) from unstuck.events where transaction_id = '0'").fetchall()
     assert moved == 3
@@ -259,20 +259,20 @@ def test_events_that_a_dump_brought_are_no_news(
     ledger: Ledger, url: str, feed: EventFeed, readers: list[Reader], start: StartSender, receiver: Receiver
 ) -> None:
     """Not even to those who begin before the first sweep, when nothing has happened in the new place yet."""
-    job_id = ledger.enqueue([new_job()])[0].job_id
+    job_id = ledger.jobs.enqueue([new_job()])[0].job_id
     for number in range(6):
-        ledger.write_event("crash_loop", f"old {number}", job_id=job_id if number < 2 else None, about="host-1")
+        ledger.events.write("crash_loop", f"old {number}", job_id=job_id if number < 2 else None, about="host-1")
     with psycopg.connect(url, autocommit=True) as db:
         db.execute("update unstuck.events set transaction_id = '999999999999'")
     readers.append(Reader(ledger, feed))
     of_job = JobSubscription(lambda: ledger, job_id, frozenset({"crash_loop"}), None)
     assert [event.message for event in of_job.take()] == ["old 0", "old 1"]
     start(receiver.url)
-    while ledger.sweep_old(3600.0, 3600.0, 3600.0, 2).more:
+    while ledger.maintenance.sweep_old(3600.0, 3600.0, 3600.0, 2).more:
         # One who begins while they are moved.
         readers.append(Reader(ledger, EventFeed(lambda: ledger)))
-    ledger.write_event("crash_loop", "new", job_id=job_id)
-    ledger.write_event("crash_loop", "newest", about="host-1")
+    ledger.events.write("crash_loop", "new", job_id=job_id)
+    ledger.events.write("crash_loop", "newest", about="host-1")
     for reader in readers:
         assert reader.messages(2) == ["new", "newest"]
     assert [event.message for event in of_job.take()] == ["new"]
@@ -303,7 +303,7 @@ def test_five_hundred_deaths_are_one_notification_for_each_client(
         kill_all(victims)
         buried = Reaper(ledger, Recovery(), by="reaper").sweep(ticket=False).deaths
         assert buried.total() == VICTIMS
-        ledger.write_event("worker_stopped", "the end")
+        ledger.events.write("worker_stopped", "the end")
         for stream in streams:
             wait_for(lambda stream=stream: stream.kinds()[-1:] == ["worker_stopped"], "the end of the stream")
             assert stream.kinds() == ["worker_dead", "worker_stopped"]

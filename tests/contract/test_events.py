@@ -64,18 +64,18 @@ def leave_behind(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let more happen after an event, whose place is given, than anybody is told who comes back to it."""
     monkeypatch.setattr(subscriptions, "MAX_BEHIND", 5)
     monkeypatch.setattr(subscriptions, "PAGE", 3)
-    ledger.write_event("failed", "first")
-    first = str(ledger.newest_cursor())
+    ledger.events.write("failed", "first")
+    first = str(ledger.events.newest_cursor())
     for number in range(20):
-        ledger.write_event("failed", str(number))
+        ledger.events.write("failed", str(number))
     return first
 
 
 def test_a_reader_hears_what_happens_from_now_on(ledger: Ledger, feed: EventFeed, readers: list[Reader]) -> None:
-    ledger.write_event("failed", "before")
+    ledger.events.write("failed", "before")
     readers += [Reader(ledger, feed), Reader(ledger, feed, kinds="failed")]
-    ledger.write_event("requeued", "one")
-    ledger.write_event("failed", "two")
+    ledger.events.write("requeued", "one")
+    ledger.events.write("failed", "two")
     assert readers[0].messages(2) == ["one", "two"]
     assert readers[1].messages(1) == ["two"]
     assert readers[0].woken.is_set()
@@ -85,13 +85,13 @@ def test_a_reader_that_comes_back_misses_nothing_and_hears_nothing_twice(
     ledger: Ledger, feed: EventFeed, readers: list[Reader]
 ) -> None:
     readers.append(Reader(ledger, feed))
-    ledger.write_event("failed", "one")
+    ledger.events.write("failed", "one")
     [event] = readers[0].read(1)
     readers[0].reading.close()
     for word in ("two", "three"):
-        ledger.write_event("failed", word)
+        ledger.events.write("failed", word)
     readers.append(Reader(ledger, feed, after=event.cursor))
-    ledger.write_event("failed", "four")
+    ledger.events.write("failed", "four")
     assert readers[1].messages(3) == ["two", "three", "four"]
     # Another process has a feed of its own.
     elsewhere = EventFeed(lambda: ledger)
@@ -102,8 +102,8 @@ def test_a_reader_that_comes_back_misses_nothing_and_hears_nothing_twice(
 def test_a_burst_is_one_event_with_the_right_count(ledger: Ledger, feed: EventFeed, readers: list[Reader]) -> None:
     readers.append(Reader(ledger, feed, gather_s=1.0))
     for number in range(12):
-        ledger.write_event("worker_dead", f"Dead worker detected: w{number}", worker_id=f"w{number}")
-    ledger.write_event("requeued", "one", job_id=5)
+        ledger.events.write("worker_dead", f"Dead worker detected: w{number}", worker_id=f"w{number}")
+    ledger.events.write("requeued", "one", job_id=5)
     dead, requeued = readers[0].read(2)
     assert (dead.kind, dead.count, len(dead.first)) == ("worker_dead", 12, 5)
     assert dead.message == "12 times worker_dead: w0, w1, w2, w3, w4 and 7 more"
@@ -118,7 +118,7 @@ def test_who_is_too_far_behind_is_told_of_the_gap(
     [gap] = readers[0].read(1)
     assert gap.kind == "gap"
     assert gap.count > 5
-    ledger.write_event("failed", "new")
+    ledger.events.write("failed", "new")
     assert readers[0].messages(2)[1] == "new"
 
 
@@ -127,7 +127,7 @@ def test_who_reads_too_slowly_is_told_of_the_gap(ledger: Ledger, readers: list[R
     feed._events = type(feed._events)(maxlen=4)
     readers += [Reader(ledger, feed), Reader(ledger, feed)]
     for number in range(10):
-        ledger.write_event("failed", str(number))
+        ledger.events.write("failed", str(number))
     wait_for(lambda: feed.read(0)[1] >= 10, "ten events taken in")
     got = readers[0].reading.take()
     assert [event.kind for event in got] == ["gap", "failed", "failed", "failed", "failed"]
@@ -140,14 +140,14 @@ def test_who_comes_back_after_a_burst_of_several_kinds_hears_nothing_twice_and_m
     readers.append(Reader(ledger, feed, gather_s=1.0))
     before = readers[0].reading.cursor
     for number in range(6):
-        ledger.write_event("failed" if number % 2 else "requeued", str(number))
-    ledger.write_event("requeued", "last")
+        ledger.events.write("failed" if number % 2 else "requeued", str(number))
+    ledger.events.write("requeued", "last")
     first, last = readers[0].read(2)
     assert (first.count, last.count) == (4, 3)
     # Cut off between the two, somebody must hear the second kind again; after both, neither.
     assert first.cursor == before
     readers += [Reader(ledger, feed, after=first.cursor), Reader(ledger, feed, after=last.cursor)]
-    ledger.write_event("failed", "new")
+    ledger.events.write("failed", "new")
     assert readers[1].messages(8) == ["0", "1", "2", "3", "4", "5", "last", "new"]
     assert readers[2].messages(1) == ["new"]
 
@@ -158,20 +158,20 @@ def test_who_comes_back_after_a_burst_of_several_kinds_hears_nothing_twice_and_m
 def test_a_place_of_another_ledger_is_a_gap_and_no_silence(
     ledger: Ledger, feed: EventFeed, readers: list[Reader], place: str
 ) -> None:
-    ledger.write_event("failed", "old")
+    ledger.events.write("failed", "old")
     readers.append(Reader(ledger, feed, after=place))
-    ledger.write_event("failed", "new")
+    ledger.events.write("failed", "new")
     gap, new = readers[0].read(2)
     assert (gap.kind, new.message) == ("gap", "new")
     assert read_cursor(gap.cursor) != read_cursor(place)
 
 
 def test_what_retention_removed_is_a_gap(ledger: Ledger, feed: EventFeed, readers: list[Reader]) -> None:
-    ledger.write_event("failed", "the last that was heard")
-    place = str(ledger.newest_cursor())
-    ledger.write_event("failed", "missed")
-    ledger.sweep_old(3600.0, 0.0, 3600.0, 10)
-    ledger.write_event("failed", "kept")
+    ledger.events.write("failed", "the last that was heard")
+    place = str(ledger.events.newest_cursor())
+    ledger.events.write("failed", "missed")
+    ledger.maintenance.sweep_old(3600.0, 0.0, 3600.0, 10)
+    ledger.events.write("failed", "kept")
     readers.append(Reader(ledger, feed, after=place))
     gap, kept = readers[0].read(2)
     assert (gap.kind, kept.message) == ("gap", "kept")
@@ -181,12 +181,12 @@ def test_who_chose_what_seldom_happens_is_not_behind_for_the_rest(
     ledger: Ledger, feed: EventFeed, readers: list[Reader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = leave_behind(ledger, monkeypatch)
-    ledger.write_event("worker_dead", "rare")
+    ledger.events.write("worker_dead", "rare")
     readers.append(Reader(ledger, feed, after=first, kinds="worker_dead"))
     assert readers[0].messages(1) == ["rare"]
     # Its place moves on with what it did not choose.
-    ledger.write_event("failed", "last")
-    newest = str(ledger.newest_cursor())
+    ledger.events.write("failed", "last")
+    newest = str(ledger.events.newest_cursor())
 
     def moved() -> bool:
         readers[0].reading.take()
@@ -206,7 +206,7 @@ def test_who_could_not_catch_up_leaves_nothing_behind(ledger: Ledger, feed: Even
 
 
 def test_who_follows_a_job_outlives_an_outage(ledger: Ledger) -> None:
-    job_id = ledger.enqueue([new_job()])[0].job_id
+    job_id = ledger.jobs.enqueue([new_job()])[0].job_id
     up = True
 
     def sometimes() -> Ledger:
@@ -218,7 +218,7 @@ def test_who_follows_a_job_outlives_an_outage(ledger: Ledger) -> None:
     assert [event.kind for event in reading.take()] == ["enqueued"]
     up = False
     assert reading.take() == []
-    ledger.write_event("requeued", "meanwhile", job_id=job_id)
+    ledger.events.write("requeued", "meanwhile", job_id=job_id)
     up = True
     assert [event.message for event in reading.take()] == ["meanwhile"]
 
@@ -229,16 +229,18 @@ def test_the_thread_ends_with_the_last_reader_and_begins_again(
     readers.append(Reader(ledger, feed))
     readers[0].reading.close()
     wait_for(lambda: feed._thread is None, "the end of the thread")
-    ledger.write_event("failed", "unheard")
+    ledger.events.write("failed", "unheard")
     readers.append(Reader(ledger, feed))
-    ledger.write_event("failed", "heard")
+    ledger.events.write("failed", "heard")
     assert readers[1].messages(1) == ["heard"]
 
 
 def test_a_real_death_is_heard(ledger: Ledger, feed: EventFeed, readers: list[Reader]) -> None:
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     readers.append(Reader(ledger, feed, kinds="worker_dead"))
-    ledger.declare_dead("w1", WorkerVerdict(WorkerState.DEAD, Detector.OPERATOR, "a test", 0.0, "test"), GuardNone())
+    ledger.recovery.declare_dead(
+        "w1", WorkerVerdict(WorkerState.DEAD, Detector.OPERATOR, "a test", 0.0, "test"), GuardNone()
+    )
     [event] = readers[0].read(1)
     assert event.worker_id == "w1"
 
@@ -252,11 +254,11 @@ def test_an_event_that_commits_late_is_told_and_survives_a_reconnect(
 ) -> None:
     sql = "insert into unstuck.events (kind, message) values ('failed', %s)"
     # So that the feed knows where the numbers are: other tests used some, and left no rows.
-    ledger.write_event("failed", "before")
+    ledger.events.write("failed", "before")
     readers.append(Reader(ledger, feed))
     with psycopg.connect(url) as slow:
         slow.execute(sql, ("late",))
-        ledger.write_event("failed", "early")
+        ledger.events.write("failed", "early")
         [early] = readers[0].read(1)
         assert early.message == "early"
         assert read_cursor(early.cursor).open, "the place must know of the open transaction"
@@ -264,7 +266,7 @@ def test_an_event_that_commits_late_is_told_and_survives_a_reconnect(
         assert readers[0].messages(2) == ["early", "late"]
     # Who was cut off in between, and comes back to another process, hears of it too.
     readers.append(Reader(ledger, EventFeed(lambda: ledger), after=early.cursor))
-    ledger.write_event("failed", "last")
+    ledger.events.write("failed", "last")
     assert readers[1].messages(2) == ["late", "last"]
     assert readers[0].messages(3)[2] == "last"
 
@@ -278,7 +280,7 @@ def test_a_number_that_was_rolled_back_holds_up_nobody(
         other.execute("insert into unstuck.events (kind, message) values ('failed', 'never')")
         other.rollback()
     for number in range(3):
-        ledger.write_event("failed", str(number))
+        ledger.events.write("failed", str(number))
         assert readers[0].messages(number + 1)[number:] == [str(number)]
 
 
@@ -292,7 +294,7 @@ def test_a_burst_behind_a_number_that_was_rolled_back_is_told_at_once(
         other.execute("insert into unstuck.events (kind, message) values ('failed', 'never')")
         other.rollback()
     for number in range(30):
-        ledger.write_event("failed", str(number))
+        ledger.events.write("failed", str(number))
     assert readers[0].messages(30) == [str(number) for number in range(30)]
 
 
@@ -300,11 +302,11 @@ def test_a_burst_behind_a_number_that_was_rolled_back_is_told_at_once(
 def test_what_is_about_to_be_committed_when_the_only_reader_comes_back_is_told(
     ledger: Ledger, url: str, feed: EventFeed, readers: list[Reader]
 ) -> None:
-    ledger.write_event("failed", "first")
-    first = str(ledger.newest_cursor())
+    ledger.events.write("failed", "first")
+    first = str(ledger.events.newest_cursor())
     with psycopg.connect(url) as slow:
         slow.execute("insert into unstuck.events (kind, message) values ('failed', 'late')")
-        ledger.write_event("failed", "early")
+        ledger.events.write("failed", "early")
         readers += [Reader(ledger, feed, after=first), Reader(ledger, feed)]
         [early] = readers[0].read(1)
         slow.commit()
@@ -316,38 +318,38 @@ def test_what_is_about_to_be_committed_when_the_only_reader_comes_back_is_told(
 
 
 def test_an_event_is_written_and_read(ledger: Ledger) -> None:
-    number = ledger.write_event("no_workers", "nobody is there", job_id=7, worker_id="w9")
-    [event] = [event for event in ledger.events(limit=10) if event.kind == "no_workers"]
+    number = ledger.events.write("no_workers", "nobody is there", job_id=7, worker_id="w9")
+    [event] = [event for event in ledger.events.list(limit=10) if event.kind == "no_workers"]
     assert (event.id, event.job_id, event.worker_id, event.message) == (number, 7, "w9", "nobody is there")
 
 
 def test_a_glance_says_where_jobs_stand(ledger: Ledger) -> None:
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     first, second = put(ledger), put(ledger)
     [job] = claim_jobs(ledger, limit=1)
     start(ledger, [job])
-    seen = {glance.job_id: glance for glance in ledger.job_position([first, second, 999])}
+    seen = {glance.job_id: glance for glance in ledger.jobs.positions([first, second, 999])}
     assert set(seen) == {first, second}
     assert (seen[first].state, seen[first].token, seen[first].worker_id) == (JobState.RUNNING, job.token, "w1")
     assert seen[second].state is JobState.PENDING
     assert seen[second].worker_id is None
-    assert ledger.job_position([]) == []
+    assert ledger.jobs.positions([]) == []
 
 
 def test_unserved_are_pairs_that_no_worker_would_take(ledger: Ledger) -> None:
     wanted = [("default", "add"), ("default", "unknown"), ("other", "add")]
-    assert ledger.unserved(wanted) == set(wanted)
+    assert ledger.queues.unserved(wanted) == set(wanted)
     tasks = (TaskRecord("add", "default"),)
-    ledger.register(birth("w1", tasks=tasks, suspect_after_s=60.0))
-    assert ledger.unserved(wanted) == {("default", "unknown"), ("other", "add")}
-    ledger.request("w1", "drain", "test")
-    assert ledger.unserved(wanted) == set(wanted)
-    ledger.register(birth("w2", tasks=tasks, suspect_after_s=60.0))
-    assert ("default", "add") not in ledger.unserved(wanted)
-    ledger.disable("w2", "a test", "test")
-    assert ("default", "add") in ledger.unserved(wanted)
+    ledger.workers.register(birth("w1", tasks=tasks, suspect_after_s=60.0))
+    assert ledger.queues.unserved(wanted) == {("default", "unknown"), ("other", "add")}
+    ledger.workers.request("w1", "drain", "test")
+    assert ledger.queues.unserved(wanted) == set(wanted)
+    ledger.workers.register(birth("w2", tasks=tasks, suspect_after_s=60.0))
+    assert ("default", "add") not in ledger.queues.unserved(wanted)
+    ledger.workers.disable("w2", "a test", "test")
+    assert ("default", "add") in ledger.queues.unserved(wanted)
 
 
 def test_a_silent_worker_serves_nothing(ledger: Ledger) -> None:
-    ledger.register(birth("w1", suspect_after_s=0.0))
-    assert ledger.unserved([("default", "add")]) == {("default", "add")}
+    ledger.workers.register(birth("w1", suspect_after_s=0.0))
+    assert ledger.queues.unserved([("default", "add")]) == {("default", "add")}

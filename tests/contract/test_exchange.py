@@ -56,7 +56,7 @@ def once(key: bytes = b"k", fingerprint: bytes = b"f", **more: Any) -> OnceJob:
 
 
 def exchange(ledger: Ledger, **parts: Any) -> ExchangeAnswer:
-    return ledger.exchange(Exchange(**{name: tuple(value) for name, value in parts.items()}))
+    return ledger.workers.exchange(Exchange(**{name: tuple(value) for name, value in parts.items()}))
 
 
 def turns_of(answer: ExchangeAnswer) -> tuple[TurnAnswer, ...]:
@@ -67,7 +67,7 @@ def turns_of(answer: ExchangeAnswer) -> tuple[TurnAnswer, ...]:
 @pytest.fixture
 def f1(ledger: Ledger) -> str:
     """A living foreign worker, of the kind that a broker speaks for."""
-    ledger.register(birth("f1", transport=Transport.MDP, suspect_after_s=600, running_stale_after_s=600))
+    ledger.workers.register(birth("f1", transport=Transport.MDP, suspect_after_s=600, running_stale_after_s=600))
     return "f1"
 
 
@@ -109,7 +109,7 @@ def test_every_turn_is_done_as_if_it_were_alone(ledger: Ledger, w1: str, w2: str
 
 def test_a_dead_worker_does_not_undo_the_others(ledger: Ledger, w1: str, w2: str) -> None:
     lost, mine = running(ledger, "w1"), running(ledger, "w2")
-    ledger.declare_dead("w1", verdict(), GuardNone())
+    ledger.recovery.declare_dead("w1", verdict(), GuardNone())
     answer = exchange(
         ledger,
         jobs=[new_job()],
@@ -137,13 +137,13 @@ def test_a_dead_worker_does_not_undo_the_others(ledger: Ledger, w1: str, w2: str
 )
 def test_what_cannot_be_stored_takes_the_whole_exchange_with_it(ledger: Ledger, w1: str, wrong: dict[str, Any]) -> None:
     job = running(ledger)
-    held = [(one.job_id, one.token) for one in ledger.held("w1")]
+    held = [(one.job_id, one.token) for one in ledger.workers.held("w1")]
     parts = {"jobs": (new_job(),), "reply_addresses": (), **wrong}
     with pytest.raises(RefusedValue):
-        ledger.exchange(Exchange(turns=(Turn("w1", done=(done(job),)),), **parts))
-    assert [(one.job_id, one.token) for one in ledger.held("w1")] == held
-    assert ledger.count_jobs() == {"running": 1}
-    assert ledger.reply_addresses(CLIENT) == []
+        ledger.workers.exchange(Exchange(turns=(Turn("w1", done=(done(job),)),), **parts))
+    assert [(one.job_id, one.token) for one in ledger.workers.held("w1")] == held
+    assert ledger.jobs.count() == {"running": 1}
+    assert ledger.workers.reply_addresses(CLIENT) == []
     # Nothing is left open: the next one goes through.
     assert turns_of(exchange(ledger, turns=[Turn("w1", done=(done(job),))])) == (TurnAnswer(True),)
     assert state_of(ledger, job.job_id) is JobState.SUCCEEDED
@@ -157,7 +157,7 @@ def test_an_ending_that_cannot_be_stored_undoes_what_came_before_it(ledger: Ledg
             jobs=[new_job()],
             turns=[Turn("w1", done=(done(good),)), Turn("w2", endings=(failure(bad, message="nul\0"),))],
         )
-    assert ledger.count_jobs() == {"running": 2}
+    assert ledger.jobs.count() == {"running": 2}
 
 
 def test_unique_keys_keep_their_meaning(ledger: Ledger) -> None:
@@ -170,13 +170,13 @@ def test_unique_keys_keep_their_meaning(ledger: Ledger) -> None:
     assert second.fresh
     assert third.fresh
     assert fourth == Enqueued(third.job_id, fresh=False)
-    assert ledger.count_jobs() == {"pending": 3}
+    assert ledger.jobs.count() == {"pending": 3}
 
 
 def test_beats_are_answered_in_their_order(ledger: Ledger, f1: str) -> None:
-    ledger.register(birth("f2", transport=Transport.MDP))
-    ledger.declare_dead("f2", verdict(WorkerState.SUSPECT), GuardNone())
-    ledger.request("f1", "drain", "me")
+    ledger.workers.register(birth("f2", transport=Transport.MDP))
+    ledger.recovery.declare_dead("f2", verdict(WorkerState.SUSPECT), GuardNone())
+    ledger.workers.request("f1", "drain", "me")
     pulses = [
         RemoteHeartbeat("f2", running=3, metadata={"a": 1}),
         RemoteHeartbeat("nobody"),
@@ -186,18 +186,18 @@ def test_beats_are_answered_in_their_order(ledger: Ledger, f1: str) -> None:
         answer = exchange(ledger, heartbeats=pulses, **extra)
         assert [beat.state for beat in answer.heartbeats] == [WorkerState.ACTIVE, WorkerState.DEAD, WorkerState.ACTIVE]
         assert answer.heartbeats[2].request == "drain"
-    assert {worker.id: (worker.running, worker.processed) for worker in ledger.workers()} == {
+    assert {worker.id: (worker.running, worker.processed) for worker in ledger.workers.list()} == {
         "f1": (0, 6),
         "f2": (3, 0),
     }
 
 
 def test_an_empty_exchange_is_answered_with_nothing(ledger: Ledger) -> None:
-    assert ledger.exchange(Exchange()) == ExchangeAnswer()
+    assert ledger.workers.exchange(Exchange()) == ExchangeAnswer()
 
 
 def test_wishes_that_find_nothing_say_when_to_come_again(ledger: Ledger, w1: str, w2: str) -> None:
-    ledger.declare_dead("w2", verdict(), GuardNone())
+    ledger.recovery.declare_dead("w2", verdict(), GuardNone())
     put(ledger, delay_s=600)
     idle, dead = turns_of(exchange(ledger, turns=[Turn("w1", claim_request=WISH), Turn("w2", claim_request=WISH)]))
     assert idle.alive
@@ -215,8 +215,8 @@ def test_a_process_that_is_lost_before_the_commit_leaves_nothing_and_after_it_al
                 exchange(ledger, **parts)
         finally:
             failpoints.arm("")
-        assert ledger.count_jobs() == counted
-        assert len(ledger.reply_addresses(CLIENT)) == counted.get("pending", 0)
+        assert ledger.jobs.count() == counted
+        assert len(ledger.workers.reply_addresses(CLIENT)) == counted.get("pending", 0)
 
 
 # Letters ------------------------------------------------------------------------------------
@@ -228,28 +228,28 @@ def test_a_letter_is_found_by_its_job_and_by_its_client(ledger: Ledger) -> None:
         ledger, jobs=[new_job(), new_job(), new_job(), new_job()], reply_addresses=[full, None, letter(OTHER), letter()]
     )
     ids = [one.job_id for one in answer.enqueued]
-    assert ledger.reply_address(ids[0]) == ReplyAddress(
+    assert ledger.workers.reply_address(ids[0]) == ReplyAddress(
         CLIENT, "echo", "r1", 1, 3, correlation=b"\0c", own_id="mine", notify=True, job_id=ids[0]
     )
-    assert ledger.reply_address(ids[1]) is None
-    assert [one.job_id for one in ledger.reply_addresses(CLIENT)] == [ids[0], ids[3]]
-    assert [one.job_id for one in ledger.reply_addresses(CLIENT, limit=1)] == [ids[0]]
-    assert [one.job_id for one in ledger.reply_addresses(CLIENT, after_job_id=ids[0])] == [ids[3]]
-    assert [one.job_id for one in ledger.reply_addresses(OTHER)] == [ids[2]]
+    assert ledger.workers.reply_address(ids[1]) is None
+    assert [one.job_id for one in ledger.workers.reply_addresses(CLIENT)] == [ids[0], ids[3]]
+    assert [one.job_id for one in ledger.workers.reply_addresses(CLIENT, limit=1)] == [ids[0]]
+    assert [one.job_id for one in ledger.workers.reply_addresses(CLIENT, after_job_id=ids[0])] == [ids[3]]
+    assert [one.job_id for one in ledger.workers.reply_addresses(OTHER)] == [ids[2]]
     with pytest.raises(RefusedValue):
-        ledger.reply_addresses(CLIENT, after_job_id=2**63)
+        ledger.workers.reply_addresses(CLIENT, after_job_id=2**63)
 
 
 def test_what_was_answered_is_not_found_by_its_client_any_more(ledger: Ledger) -> None:
     first, second = exchange(ledger, jobs=[new_job(), new_job()], reply_addresses=[letter(), letter()]).enqueued
     exchange(ledger, answered=[first.job_id, 999_999])
-    assert [one.job_id for one in ledger.reply_addresses(CLIENT)] == [second.job_id]
-    answered = ledger.reply_address(first.job_id)
+    assert [one.job_id for one in ledger.workers.reply_addresses(CLIENT)] == [second.job_id]
+    answered = ledger.workers.reply_address(first.job_id)
     assert answered is not None
     assert answered.answered_at is not None
     # Once is enough, and the first time counts.
     exchange(ledger, answered=[first.job_id])
-    assert ledger.reply_address(first.job_id) == answered
+    assert ledger.workers.reply_address(first.job_id) == answered
 
 
 def test_who_comes_back_with_the_same_unique_key_gets_the_answer(ledger: Ledger) -> None:
@@ -262,30 +262,32 @@ def test_who_comes_back_with_the_same_unique_key_gets_the_answer(ledger: Ledger)
         reply_addresses=[letter(OTHER, request_id="r2")],
     ).enqueued
     assert again == Enqueued(first.job_id, fresh=False)
-    assert ledger.reply_addresses(CLIENT) == []
-    assert ledger.reply_addresses(OTHER) == [letter(OTHER, request_id="r2", job_id=first.job_id)]
+    assert ledger.workers.reply_addresses(CLIENT) == []
+    assert ledger.workers.reply_addresses(OTHER) == [letter(OTHER, request_id="r2", job_id=first.job_id)]
     # Of two that come at once the last is answered.
     exchange(ledger, jobs=[new_job(unique_key="u")] * 2, reply_addresses=[letter(OTHER), letter(CLIENT)])
-    assert [one.client for one in (*ledger.reply_addresses(CLIENT), *ledger.reply_addresses(OTHER))] == [CLIENT]
+    assert [
+        one.client for one in (*ledger.workers.reply_addresses(CLIENT), *ledger.workers.reply_addresses(OTHER))
+    ] == [CLIENT]
 
 
 def test_letters_go_with_their_jobs(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
     exchange(ledger, jobs=[new_job(), new_job(), new_job()], reply_addresses=[letter()] * 3)
     pruned, swept, _ = run(ledger)
     exchange(ledger, turns=[Turn("w1", done=(done(pruned),))])
-    assert ledger.prune(0.0) == 1
+    assert ledger.maintenance.prune(0.0) == 1
     assert meddler.count("reply_addresses") == 2
     exchange(ledger, turns=[Turn("w1", done=(done(swept),))])
-    assert ledger.sweep_old(0.0, DAY_S, DAY_S, 100).jobs == 1
+    assert ledger.maintenance.sweep_old(0.0, DAY_S, DAY_S, 100).jobs == 1
     assert meddler.count("reply_addresses") == 1
-    assert len(ledger.reply_addresses(CLIENT)) == 1
+    assert len(ledger.workers.reply_addresses(CLIENT)) == 1
 
 
 def test_a_purged_job_keeps_its_letter(ledger: Ledger) -> None:
     """Its client has still to be told."""
     exchange(ledger, jobs=[new_job()], reply_addresses=[letter()])
-    assert ledger.purge(QUEUE, "me") == 1
-    assert len(ledger.reply_addresses(CLIENT)) == 1
+    assert ledger.queues.purge(QUEUE, "me") == 1
+    assert len(ledger.workers.reply_addresses(CLIENT)) == 1
 
 
 # Once ---------------------------------------------------------------------------------------
@@ -301,8 +303,8 @@ def test_a_request_that_comes_again_gets_the_job_of_the_first_also_when_that_end
     assert again.once[0] == Enqueued(job.job_id, fresh=False)
     assert again.once[1] is not None
     assert again.once[1].fresh
-    assert ledger.reply_addresses(OTHER) == [letter(OTHER, job_id=job.job_id)]
-    assert ledger.reply_addresses(CLIENT) == []
+    assert ledger.workers.reply_addresses(OTHER) == [letter(OTHER, job_id=job.job_id)]
+    assert ledger.workers.reply_addresses(CLIENT) == []
 
 
 def test_a_request_whose_job_was_removed_is_still_known_and_leaves_no_letter(
@@ -311,7 +313,7 @@ def test_a_request_whose_job_was_removed_is_still_known_and_leaves_no_letter(
     [first] = exchange(ledger, once=[once(reply_address=letter())]).once
     [job] = run(ledger)
     exchange(ledger, turns=[Turn("w1", done=(done(job),))])
-    assert ledger.prune(0.0) == 1
+    assert ledger.maintenance.prune(0.0) == 1
     assert exchange(ledger, once=[once(reply_address=letter())]).once == (Enqueued(job.job_id, fresh=False),)
     assert first == Enqueued(job.job_id)
     assert meddler.count("reply_addresses") == 0
@@ -322,8 +324,10 @@ def test_a_key_that_comes_with_something_else_stores_nothing(ledger: Ledger) -> 
     answer = exchange(ledger, once=[once(b"a"), once(fingerprint=b"g", reply_address=letter(OTHER)), once(b"z")])
     assert [one is not None and one.fresh for one in answer.once] == [True, False, True]
     assert answer.once[1] is None
-    assert ledger.reply_addresses(OTHER) == []
-    assert [one.job_id for one in ledger.reply_addresses(CLIENT)] == [first.job_id] if first is not None else False
+    assert ledger.workers.reply_addresses(OTHER) == []
+    assert (
+        [one.job_id for one in ledger.workers.reply_addresses(CLIENT)] == [first.job_id] if first is not None else False
+    )
 
 
 def test_a_key_that_comes_twice_in_one_exchange_is_one_job(ledger: Ledger) -> None:
@@ -333,11 +337,11 @@ def test_a_key_that_comes_twice_in_one_exchange_is_one_job(ledger: Ledger) -> No
     assert again == Enqueued(first.job_id, fresh=False)
     # The keys are taken in their own order, and the jobs stand in the order in which they came.
     assert first.job_id < other.job_id
-    assert ledger.count_jobs() == {"pending": 2}
+    assert ledger.jobs.count() == {"pending": 2}
 
 
 def test_keys_of_an_exchange_and_of_plain_requests_are_the_same_keys(ledger: Ledger) -> None:
-    [first] = ledger.enqueue_once(Request(b"k", b"f", DAY_S), [new_job()]).stored
+    [first] = ledger.jobs.enqueue_once(Request(b"k", b"f", DAY_S), [new_job()]).stored
     assert exchange(ledger, once=[once()]).once == (Enqueued(first.job_id, fresh=False),)
 
 
@@ -351,7 +355,7 @@ def test_brokers_beside_one_another_hand_out_every_job_once(ledger: Ledger, open
     errors: list[BaseException] = []
     for broker in range(brokers):
         for worker in range(2):
-            ledger.register(birth(f"b{broker}-{worker}", suspect_after_s=600, running_stale_after_s=600))
+            ledger.workers.register(birth(f"b{broker}-{worker}", suspect_after_s=600, running_stale_after_s=600))
 
     def serve(mine: Ledger, broker: int) -> None:
         workers = [f"b{broker}-{worker}" for worker in range(2)]
@@ -359,7 +363,7 @@ def test_brokers_beside_one_another_hand_out_every_job_once(ledger: Ledger, open
         try:
             for n in range(rounds):
                 keys = [f"u{n}", f"u{n + 1}"][:: 1 if broker % 2 else -1]
-                answer = mine.exchange(
+                answer = mine.workers.exchange(
                     Exchange(
                         jobs=(new_job(), *(new_job(unique_key=key) for key in keys)),
                         reply_addresses=(letter(), letter(), letter()),
@@ -375,7 +379,7 @@ def test_brokers_beside_one_another_hand_out_every_job_once(ledger: Ledger, open
                     assert not turn.superseded
                     hands[worker] = tuple(done(job) for job in turn.claimed)
                     finished.extend(job.job_id for job in turn.claimed)
-            last = mine.exchange(Exchange(turns=tuple(Turn(worker, done=hands[worker]) for worker in workers)))
+            last = mine.workers.exchange(Exchange(turns=tuple(Turn(worker, done=hands[worker]) for worker in workers)))
             assert all(not turn.superseded for turn in turns_of(last))
         except BaseException as error:
             errors.append(error)
@@ -387,5 +391,5 @@ def test_brokers_beside_one_another_hand_out_every_job_once(ledger: Ledger, open
         thread.join()
     assert errors == []
     assert len(finished) == len(set(finished))
-    assert ledger.count_jobs().get("running") is None
-    assert ledger.count_jobs().get("succeeded") == len(finished)
+    assert ledger.jobs.count().get("running") is None
+    assert ledger.jobs.count().get("succeeded") == len(finished)

@@ -26,7 +26,7 @@ RULES = Alerts()
 
 @pytest.fixture(autouse=True)
 def calm(ledger: Ledger) -> None:
-    ledger.register(birth("w1", **CALM))
+    ledger.workers.register(birth("w1", **CALM))
 
 
 def ended(ledger: Ledger, task: str, failed: int, succeeded: int) -> None:
@@ -39,7 +39,7 @@ def ended(ledger: Ledger, task: str, failed: int, succeeded: int) -> None:
     taken = tallies.snapshot()
     counts = [Count(name, labels, value) for (name, labels), value in taken.totals.items()]
     lately = [one for one in counts if one.name == "unstuck_task_jobs_ended_total"]
-    ledger.count(counts, lately)
+    ledger.admin.count(counts, lately)
 
 
 def findings(ledger: Ledger, url: str) -> dict[str, Finding]:
@@ -48,11 +48,11 @@ def findings(ledger: Ledger, url: str) -> dict[str, Finding]:
 
 def conditions(ledger: Ledger) -> list[tuple[str, str]]:
     """Look once, as a sender of alerts does, and return what was written."""
-    look, known = ledger.look_for_conditions(), ledger.conditions()
+    look, known = ledger.events.look_for_conditions(), ledger.events.conditions()
     failures = look_at_failures(ledger, RULES.failure_rate)
     found = find_conditions(look, RULES, 10.0, failures, known)
     changes = compare(found, known, look, RULES)
-    ledger.change_conditions(changes, RULES.remind_every_s)
+    ledger.events.change_conditions(changes, RULES.remind_every_s)
     return [(change.step, change.kind) for change in changes if "failing" in change.kind]
 
 
@@ -68,7 +68,7 @@ def test_a_task_whose_jobs_fail_is_found_until_they_succeed_again(ledger: Ledger
     assert "unstuck retry --task add" in found.cure
     assert conditions(ledger) == [("begun", "task_failing")]
     assert conditions(ledger) == []
-    [told] = [event for event in ledger.events() if event.kind == "task_failing"]
+    [told] = [event for event in ledger.events.list() if event.kind == "task_failing"]
     assert "ValueError: boom" in told.message
     ended(ledger, "add", failed=0, succeeded=15)
     assert findings(ledger, url)["task-failing"].severity == "warning"
@@ -93,8 +93,8 @@ def test_a_few_failures_among_many_are_no_finding(ledger: Ledger, url: str) -> N
 
 def test_a_schedule_whose_last_job_failed_is_found_until_one_succeeds(ledger: Ledger, url: str) -> None:
     one = definition(name="nightly")
-    ledger.know_schedules([one], "app")
-    now = ledger.due_schedules([one.fingerprint]).now
+    ledger.schedules.know([one], "app")
+    now = ledger.schedules.due([one.fingerprint]).now
 
     def tick(**ending: Any) -> None:
         fire(ledger, only(ledger), now)

@@ -54,30 +54,30 @@ def in_right_state(ledger: Ledger, write: str) -> Claimed:
 @every_write
 def test_a_wrong_token_writes_nothing(ledger: Ledger, w1: str, write: str) -> None:
     job = in_right_state(ledger, write)
-    before = ledger.job(job.job_id)
+    before = ledger.jobs.get(job.job_id)
     answer = turn(ledger, **WRITES[write](with_token(job, job.token + 1000)))
     assert answer.superseded == {(job.job_id, job.token + 1000)}
-    assert ledger.job(job.job_id) == before
-    assert ledger.events(job_id=job.job_id) == []
+    assert ledger.jobs.get(job.job_id) == before
+    assert ledger.events.list(job_id=job.job_id) == []
 
 
 @every_write
 def test_the_right_token_in_the_wrong_hands_writes_nothing(ledger: Ledger, w1: str, w2: str, write: str) -> None:
     job = in_right_state(ledger, write)
-    before = ledger.job(job.job_id)
+    before = ledger.jobs.get(job.job_id)
     answer = turn(ledger, "w2", **WRITES[write](job))
     assert answer.alive
     assert answer.superseded == {(job.job_id, job.token)}
-    assert ledger.job(job.job_id) == before
+    assert ledger.jobs.get(job.job_id) == before
 
 
 @every_write
 def test_a_finished_job_can_not_be_written_again(ledger: Ledger, w1: str, write: str) -> None:
     job = running(ledger)
     turn(ledger, done=[done(job, b"the first")])
-    before = ledger.job(job.job_id)
+    before = ledger.jobs.get(job.job_id)
     assert turn(ledger, **WRITES[write](job)).superseded == {(job.job_id, job.token)}
-    assert ledger.job(job.job_id) == before
+    assert ledger.jobs.get(job.job_id) == before
 
 
 @every_write
@@ -97,7 +97,7 @@ def test_the_same_worker_can_not_use_the_token_of_its_earlier_attempt(ledger: Le
     turn(ledger, endings=[crash_retry(old)])
     [new] = run(ledger)
     assert turn(ledger, **WRITES[write](old)).superseded == {(old.job_id, old.token)}
-    record = ledger.job(new.job_id)
+    record = ledger.jobs.get(new.job_id)
     assert record is not None
     assert (record.state, record.token) == (JobState.RUNNING, new.token)
 
@@ -112,9 +112,9 @@ def test_a_job_that_was_never_started_can_not_end(ledger: Ledger, w1: str, write
 
 def test_a_running_job_can_not_be_started_again(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
-    before = ledger.job(job.job_id)
+    before = ledger.jobs.get(job.job_id)
     assert turn(ledger, start=[AttemptRef(job.job_id, job.token)]).superseded == {(job.job_id, job.token)}
-    assert ledger.job(job.job_id) == before
+    assert ledger.jobs.get(job.job_id) == before
 
 
 def test_a_job_that_does_not_exist_is_superseded(ledger: Ledger, w1: str) -> None:
@@ -140,11 +140,11 @@ def test_a_turn_of_the_dead_writes_nothing_and_claims_nothing(ledger: Ledger, w1
     job = running(ledger)
     waiting = put(ledger)
     if end == "condemned":
-        assert ledger.declare_dead("w1", verdict(), GuardNone())
+        assert ledger.recovery.declare_dead("w1", verdict(), GuardNone())
     elif end == "retired":
-        ledger.retire("w1")
+        ledger.workers.stop("w1")
     worker_id = "nobody" if end == "never born" else "w1"
-    answer = ledger.turn(
+    answer = ledger.workers.turn(
         Turn(
             worker_id,
             done=(done(job),),
@@ -156,22 +156,22 @@ def test_a_turn_of_the_dead_writes_nothing_and_claims_nothing(ledger: Ledger, w1
     assert answer.claimed == ()
     assert state_of(ledger, job.job_id) is JobState.RUNNING
     assert state_of(ledger, waiting) is JobState.PENDING
-    assert ledger.outputs(job.job_id) == []
+    assert ledger.jobs.outputs(job.job_id) == []
 
 
 def test_an_idle_turn_of_the_dead_tells_it_so(ledger: Ledger, w1: str) -> None:
-    ledger.declare_dead("w1", verdict(), GuardNone())
-    assert not ledger.turn(Turn("w1", claim_request=ClaimRequest(("default",), ("add",), 10))).alive
-    assert not ledger.turn(Turn("w1")).alive
+    ledger.recovery.declare_dead("w1", verdict(), GuardNone())
+    assert not ledger.workers.turn(Turn("w1", claim_request=ClaimRequest(("default",), ("add",), 10))).alive
+    assert not ledger.workers.turn(Turn("w1")).alive
 
 
 @pytest.mark.parametrize("state", ["suspect", "draining"])
 def test_a_suspect_or_draining_worker_may_still_hand_in(ledger: Ledger, w1: str, state: str) -> None:
     job = running(ledger)
     if state == "suspect":
-        ledger.declare_dead("w1", verdict(WorkerState.SUSPECT), GuardNone())
+        ledger.recovery.declare_dead("w1", verdict(WorkerState.SUSPECT), GuardNone())
     else:
-        ledger.drain("w1")
+        ledger.workers.drain("w1")
     answer = turn(ledger, done=[done(job)])
     assert answer.alive
     assert answer.superseded == frozenset()
@@ -183,14 +183,14 @@ def test_the_reaper_is_fenced_like_everyone_else(ledger: Ledger, w1: str, w2: st
     job = running(ledger)
     wrong: list[Ending] = [crash(with_token(job, job.token + 1) if field == "token" else job)]
     worker_id = "w1" if field == "token" else "w2"
-    assert ledger.settle(worker_id, wrong, [], GuardNone()) == set()
-    assert ledger.settle("w1", [crash(job)], [], GuardNone()) == {(job.job_id, job.token)}
+    assert ledger.recovery.settle(worker_id, wrong, [], GuardNone()) == set()
+    assert ledger.recovery.settle("w1", [crash(job)], [], GuardNone()) == {(job.job_id, job.token)}
 
 
 def test_a_worker_that_comes_back_under_a_new_id_inherits_nothing(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
-    ledger.register(birth("w1-again", name="name-of-w1"))
-    assert ledger.held("w1-again") == []
+    ledger.workers.register(birth("w1-again", name="name-of-w1"))
+    assert ledger.workers.held("w1-again") == []
     assert turn(ledger, "w1-again", done=[done(job)]).superseded == {(job.job_id, job.token)}
 
 
@@ -229,19 +229,21 @@ def test_the_late_result_and_the_sweep_meet_and_exactly_one_wins(
     ledger: Ledger, w1: str, open_again: OpenLedger
 ) -> None:
     reaper = open_again()
-    reaper.workers()
+    reaper.workers.list()
     for _ in range(ROUNDS):
         job = running(ledger)
         worker_lost: list[bool] = []
         reaper_won: list[bool] = []
         at_once(
             lambda job=job, lost=worker_lost: lost.append(bool(turn(ledger, done=[done(job)]).superseded)),
-            lambda job=job, won=reaper_won: won.append(bool(reaper.settle("w1", [crash(job)], [], GuardNone()))),
+            lambda job=job, won=reaper_won: won.append(
+                bool(reaper.recovery.settle("w1", [crash(job)], [], GuardNone()))
+            ),
         )
         assert worker_lost == reaper_won
         expected = JobState.FAILED if reaper_won[0] else JobState.SUCCEEDED
         assert state_of(ledger, job.job_id) is expected
-        assert len(ledger.attempts(job.job_id)) == 1
+        assert len(ledger.jobs.attempts(job.job_id)) == 1
 
 
 def test_two_watchmen_meet_and_the_job_is_requeued_once(ledger: Ledger, w1: str, open_again: OpenLedger) -> None:
@@ -258,10 +260,10 @@ def test_two_watchmen_meet_and_the_job_is_requeued_once(ledger: Ledger, w1: str,
             ]
         )
         assert written == [(job.job_id, job.token)]
-        record = ledger.job(job.job_id)
+        record = ledger.jobs.get(job.job_id)
         assert record is not None
         assert (record.state, record.crash_count) == (JobState.PENDING, 1)
-        assert [event.kind for event in ledger.events(job_id=job.job_id)] == ["requeued"]
+        assert [event.kind for event in ledger.events.list(job_id=job.job_id)] == ["requeued"]
         [again] = run(ledger)
         turn(ledger, done=[done(again)])
 
@@ -271,13 +273,13 @@ def test_a_turn_and_the_verdict_meet_and_nothing_is_held_unseen(ledger: Ledger, 
     reaper = open_again()
     for number in range(ROUNDS):
         worker_id = f"victim-{number}"
-        ledger.register(birth(worker_id))
-        ledger.enqueue([new_job() for _ in range(3)])
+        ledger.workers.register(birth(worker_id))
+        ledger.jobs.enqueue([new_job() for _ in range(3)])
         swept: list[int] = []
 
         def sweep(worker_id: str = worker_id, swept: list[int] = swept) -> None:
-            if reaper.declare_dead(worker_id, verdict(), GuardNone()):
-                swept.extend(job.job_id for job in reaper.held_jobs(worker_id, 100))
+            if reaper.recovery.declare_dead(worker_id, verdict(), GuardNone()):
+                swept.extend(job.job_id for job in reaper.recovery.held_jobs(worker_id, 100))
 
         taken: list[int] = []
 
@@ -286,22 +288,24 @@ def test_a_turn_and_the_verdict_meet_and_nothing_is_held_unseen(ledger: Ledger, 
 
         at_once(take, sweep)
         assert sorted(swept) == sorted(taken)
-        held = reaper.held_jobs(worker_id, 100)
-        reaper.settle(worker_id, [], [Release(job.job_id, job.token) for job in held], GuardDead())
-    assert ledger.count_jobs() == {"pending": 3 * ROUNDS}
+        held = reaper.recovery.held_jobs(worker_id, 100)
+        reaper.recovery.settle(worker_id, [], [Release(job.job_id, job.token) for job in held], GuardDead())
+    assert ledger.jobs.count() == {"pending": 3 * ROUNDS}
 
 
 def test_a_beat_and_the_verdict_meet_and_they_agree_who_came_first(ledger: Ledger, open_again: OpenLedger) -> None:
     reaper = open_again()
     for number in range(ROUNDS):
         worker_id = f"victim-{number}"
-        ledger.register(birth(worker_id))
+        ledger.workers.register(birth(worker_id))
         answers: list[WorkerState] = []
         at_once(
-            lambda worker_id=worker_id, answers=answers: answers.append(ledger.beat(Heartbeat(worker_id, 0, 0)).state),
-            lambda worker_id=worker_id: reaper.declare_dead(worker_id, verdict(), GuardNone()),
+            lambda worker_id=worker_id, answers=answers: answers.append(
+                ledger.workers.beat(Heartbeat(worker_id, 0, 0)).state
+            ),
+            lambda worker_id=worker_id: reaper.recovery.declare_dead(worker_id, verdict(), GuardNone()),
         )
-        assert ledger.beat(Heartbeat(worker_id, 0, 0)).state is WorkerState.DEAD
+        assert ledger.workers.beat(Heartbeat(worker_id, 0, 0)).state is WorkerState.DEAD
         assert answers[0] in (WorkerState.ACTIVE, WorkerState.DEAD)
 
 
@@ -314,7 +318,7 @@ def test_a_cancellation_and_a_claim_meet_and_the_job_is_one_or_the_other(
         answers: dict[int, str] = {}
         claimed_jobs: list[Claimed] = []
         at_once(
-            lambda job_id=job_id, answers=answers: answers.update(operator.cancel([job_id], "ops")),
+            lambda job_id=job_id, answers=answers: answers.update(operator.jobs.cancel([job_id], "ops")),
             lambda claimed_jobs=claimed_jobs: claimed_jobs.extend(run_if_there(ledger)),
         )
         state = state_of(ledger, job_id)
@@ -325,28 +329,28 @@ def test_a_cancellation_and_a_claim_meet_and_the_job_is_one_or_the_other(
             assert state is JobState.RUNNING
             assert [job.job_id for job in claimed_jobs] == [job_id]
             [job] = claimed_jobs
-            ledger.settle("w1", [crash(job)], [], GuardNone())
+            ledger.recovery.settle("w1", [crash(job)], [], GuardNone())
         assert state_of(ledger, job_id) in FINAL_STATES
 
 
 @pytest.mark.parametrize("handles", [1, 3])
 def test_one_ledger_object_serves_many_threads(ledger: Ledger, open_again: OpenLedger, handles: int) -> None:
     ledgers = [ledger, *(open_again() for _ in range(handles - 1))]
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
 
     def work(mine: Ledger, number: int) -> None:
         for _ in range(10):
-            mine.enqueue([new_job()])
-            mine.beat(Heartbeat("w1", 0, number))
+            mine.jobs.enqueue([new_job()])
+            mine.workers.beat(Heartbeat("w1", 0, number))
             for job in run_if_there(mine):
                 turn(mine, done=[done(job)])
-            mine.count_jobs()
-            mine.watch()
+            mine.jobs.count()
+            mine.recovery.watch()
 
     at_once(*[lambda mine=ledgers[n % handles], n=n: work(mine, n) for n in range(6)])
     for job in run_if_there(ledger):
         turn(ledger, done=[done(job)])
-    assert ledger.count_jobs() == {"succeeded": 60}
+    assert ledger.jobs.count() == {"succeeded": 60}
 
 
 def test_large_enqueues_with_the_same_keys_in_another_order_do_not_wait_for_each_other(

@@ -31,7 +31,7 @@ def every_look_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def crowd(ledger: Ledger, **changes: Any) -> list[int]:
     """Put thousands of jobs of an unknown task into the queue."""
     portion = [new_job(task=UNKNOWN, **changes) for _ in range(PORTION)]
-    return [answer.job_id for _ in range(CROWD // PORTION) for answer in ledger.enqueue(portion)]
+    return [answer.job_id for _ in range(CROWD // PORTION) for answer in ledger.jobs.enqueue(portion)]
 
 
 def gaps(ledger: Any, tasks: tuple[str, ...] = ("add",), queues: tuple[str, ...] = ("default",)) -> tuple[Gap, ...]:
@@ -69,7 +69,7 @@ def test_an_idle_worker_learns_to_go_around_a_crowd(ledger: Ledger, w1: str) -> 
 
 def test_a_few_unknown_jobs_are_no_gap(ledger: Ledger, w1: str) -> None:
     # In a queue of its own: on PostgreSQL what other tests left behind would count, as it does in life.
-    ledger.enqueue([new_job(task=UNKNOWN, queue="quiet") for _ in range(1500)])
+    ledger.jobs.enqueue([new_job(task=UNKNOWN, queue="quiet") for _ in range(1500)])
     put(ledger, queue="quiet")
     assert len(claim_jobs(ledger, queues=("quiet",))) == 1
     assert claim_jobs(ledger, queues=("quiet",)) == []
@@ -79,7 +79,7 @@ def test_a_few_unknown_jobs_are_no_gap(ledger: Ledger, w1: str) -> None:
 def test_nothing_is_missed_where_known_and_unknown_stand_mixed(ledger: Ledger, w1: str) -> None:
     known: list[int] = []
     for _ in range(3):
-        ledger.enqueue([new_job(task=UNKNOWN) for _ in range(4000)])
+        ledger.jobs.enqueue([new_job(task=UNKNOWN) for _ in range(4000)])
         known += [put(ledger) for _ in range(10)]
     taken: list[int] = []
     wait_for(
@@ -133,7 +133,7 @@ def retry(ledger: Ledger, meddler: Backdoor, job: Any) -> None:
 def promote(ledger: Ledger, meddler: Backdoor, job: Any) -> None:
     turn(ledger, endings=[crash_retry(job, delay_s=60)])
     meddler.age_job(job.job_id, 61)
-    assert ledger.promote_due(10).count == 1
+    assert ledger.maintenance.promote_due(10).count == 1
 
 
 @pytest.mark.parametrize("return_it", [give_back, retry, promote])
@@ -181,18 +181,18 @@ def test_a_paused_queue_with_a_gap_gives_nothing_and_then_all(ledger: Ledger, w1
     [old] = run(ledger)
     crowd(ledger)
     assert claim_jobs(ledger) == []
-    ledger.pause("default", "ops")
+    ledger.queues.pause("default", "ops")
     turn(ledger, release=[release(old)])
     newer = put(ledger)
     assert claim_jobs(ledger) == []
-    ledger.resume("default", "ops")
+    ledger.queues.resume("default", "ops")
     taken: list[int] = []
     wait_for(lambda: taken.extend(ids(claim_jobs(ledger))) or len(taken) == 2, "both jobs are found")
     assert set(taken) == {old.job_id, newer}
 
 
 def test_several_queues_keep_their_order_around_a_gap(ledger: Ledger) -> None:
-    ledger.register(birth("w1", queues=("a", "b")))
+    ledger.workers.register(birth("w1", queues=("a", "b")))
     crowd(ledger, queue="a")
     queues = ("b", "a")
     assert claim_jobs(ledger, queues=queues) == []
@@ -204,7 +204,7 @@ def test_several_queues_keep_their_order_around_a_gap(ledger: Ledger) -> None:
 
 
 def test_a_busy_queue_does_not_hide_that_another_has_a_gap(ledger: Ledger) -> None:
-    ledger.register(birth("w1", queues=("a", "b")))
+    ledger.workers.register(birth("w1", queues=("a", "b")))
     crowd(ledger, queue="a")
     first = [put(ledger, queue="b") for _ in range(10)]
     assert ids(claim_jobs(ledger, limit=5, queues=("a", "b"))) == first[:5]
@@ -218,7 +218,7 @@ def test_what_another_claimer_has_locked_and_gives_back_is_no_gap(ledger: Ledger
     """As when a claimer dies before its commit. On SQLite nobody can look meanwhile."""
     if not url.startswith("postgresql"):
         return
-    first = ledger.enqueue([new_job(queue="busy") for _ in range(6000)])[0].job_id
+    first = ledger.jobs.enqueue([new_job(queue="busy") for _ in range(6000)])[0].job_id
     lock = "select id from unstuck.jobs where ready and queue = 'busy' order by rank, id limit %s for update"
     for locked in (4000, 6000):
         with psycopg.connect(url) as claimer:

@@ -35,12 +35,12 @@ def hooked(ledger: Ledger, hooks: dict[str, Any] | None = None) -> Claimed:
 
 
 def followers(ledger: Ledger) -> list[str]:
-    return [job.task for job in reversed(ledger.jobs(JobFilter(queue="hooks")))]
+    return [job.task for job in reversed(ledger.jobs.list(JobFilter(queue="hooks")))]
 
 
 def event_of(ledger: Ledger, task: str) -> dict[str, Any]:
-    [found] = ledger.jobs(JobFilter(queue="hooks", task=task))
-    record = ledger.job(found.id)
+    [found] = ledger.jobs.list(JobFilter(queue="hooks", task=task))
+    record = ledger.jobs.get(found.id)
     assert record is not None
     return dict(msgspec.json.decode(record.payload)["kwargs"]["event"])
 
@@ -97,12 +97,12 @@ def test_a_hook_runs_by_the_rules_of_its_own_task_and_has_no_hooks(ledger: Ledge
     job = hooked(ledger, {"success": [spec, {"task": "other", "queue": "hooks", "more": {"expires_in_s": 60.0}}]})
     turn(ledger, done=[done(job)])
     assert followers(ledger) == ["tell", "other"]
-    [found] = ledger.jobs(JobFilter(task="tell"))
-    record = ledger.job(found.id)
+    [found] = ledger.jobs.list(JobFilter(task="tell"))
+    record = ledger.jobs.get(found.id)
     assert record is not None
     assert (record.policy, record.enqueued_by) == (POLICY, f"after_success of job {job.job_id}")
     # Its own end calls for nothing.
-    [held] = ledger.turn(_wish("tell")).claimed
+    [held] = ledger.workers.turn(_wish("tell")).claimed
     turn(ledger, done=[done(held)])
     assert followers(ledger) == ["tell", "other"]
 
@@ -115,9 +115,9 @@ def _wish(task: str) -> Any:
 
 def test_whoever_lost_the_attempt_calls_for_nothing(ledger: Ledger, w1: str, w2: str) -> None:
     job = hooked(ledger)
-    assert ledger.declare_dead(w1, verdict(), GuardNone())
-    assert ledger.settle(w1, [crash_retry(job)], [], GuardDead())
-    assert ledger.settle(w1, [crash_retry(job)], [], GuardDead()) == set()
+    assert ledger.recovery.declare_dead(w1, verdict(), GuardNone())
+    assert ledger.recovery.settle(w1, [crash_retry(job)], [], GuardDead())
+    assert ledger.recovery.settle(w1, [crash_retry(job)], [], GuardDead()) == set()
     assert not turn(ledger, w1, done=[done(job)]).alive
     assert followers(ledger) == ["after_crash", "after_retry"]
 
@@ -133,10 +133,10 @@ def test_an_end_that_is_handed_in_twice_calls_once(ledger: Ledger, w1: str) -> N
 def test_what_is_given_back_or_cancelled_calls_for_nothing(ledger: Ledger, w1: str) -> None:
     job = hooked(ledger)
     turn(ledger, release=[release(job)])
-    assert ledger.cancel([job.job_id], "me") == {job.job_id: "cancelled"}
+    assert ledger.jobs.cancel([job.job_id], "me") == {job.job_id: "cancelled"}
     waiting = put(ledger, more=JobExtras(hooks=HOOKS))
-    ledger.purge(QUEUE, "me")
-    record = ledger.job(waiting)
+    ledger.queues.purge(QUEUE, "me")
+    record = ledger.jobs.get(waiting)
     assert record is not None
     assert record.state is JobState.CANCELLED
     assert followers(ledger) == []

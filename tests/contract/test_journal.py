@@ -52,16 +52,16 @@ def test_entries_come_with_the_next_claim_in_their_order(ledger: Ledger, w1: str
     next_try = again(ledger)
     assert lines(next_try) == [(1, "s1", b'"a"'), (2, "s2", b"[2]"), (3, "s3", b"1")]
     assert all(0 <= line.age_s < 60 for line in unpack_journal(next_try.journal).lines)
-    assert [(one.seq, one.token) for one in ledger.journal(job.job_id)] == [(n, job.token) for n in (1, 2, 3)]
+    assert [(one.seq, one.token) for one in ledger.jobs.journal(job.job_id)] == [(n, job.token) for n in (1, 2, 3)]
 
 
 def test_an_entry_is_written_once_and_a_checkpoint_is_written_over(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
     turn(ledger, entries=[entry(job, 1, b"1"), entry(job, 0, b"10"), entry(job, 0, b"20")])
     assert not turn(ledger, entries=[entry(job, 1, b"2")]).superseded
-    assert [(one.seq, one.value) for one in ledger.journal(job.job_id)] == [(0, b"20"), (1, b"1")]
+    assert [(one.seq, one.value) for one in ledger.jobs.journal(job.job_id)] == [(0, b"20"), (1, b"1")]
     turn(ledger, entries=[entry(job, 0, b"30")])
-    assert ledger.journal(job.job_id)[0].value == b"30"
+    assert ledger.jobs.journal(job.job_id)[0].value == b"30"
 
 
 def test_a_zombie_writes_nothing(ledger: Ledger, w1: str, w2: str) -> None:
@@ -72,25 +72,25 @@ def test_a_zombie_writes_nothing(ledger: Ledger, w1: str, w2: str) -> None:
     both = turn(ledger, "w2", entries=[entry(job, 1), entry(theirs, 1, b'"theirs"')])
     assert both.superseded == {(job.job_id, job.token)}
     assert turn(ledger, "w1", entries=[entry(theirs, 2)]).superseded == {(job.job_id, theirs.token)}
-    assert [one.value for one in ledger.journal(job.job_id)] == [b'"theirs"']
+    assert [one.value for one in ledger.jobs.journal(job.job_id)] == [b'"theirs"']
 
 
 def test_a_sleeping_job_is_held_by_nobody_and_goes_on_in_time(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
     sleep = entry(job, 1, b"0.2", kind="sleep", name="sleep")
     assert not turn(ledger, entries=[sleep], endings=[suspend(job, 0.2)]).superseded
-    record = ledger.job(job.job_id)
+    record = ledger.jobs.get(job.job_id)
     assert record is not None
     assert (record.state, record.worker_id, record.token, record.awaits_signal) == (JobState.WAITING, None, None, None)
     assert (record.failures, record.crash_count, record.attempt) == (0, 0, 1)
     assert claim_jobs(ledger) == []
-    assert ledger.held("w1") == []
-    assert [one.state for one in ledger.attempts(job.job_id)] == [AttemptState.SUSPENDED]
-    assert [one.id for one in ledger.jobs(JobFilter(states=(JobState.WAITING,)))] == [job.job_id]
-    (queue,) = ledger.queues()
+    assert ledger.workers.held("w1") == []
+    assert [one.state for one in ledger.jobs.attempts(job.job_id)] == [AttemptState.SUSPENDED]
+    assert [one.id for one in ledger.jobs.list(JobFilter(states=(JobState.WAITING,)))] == [job.job_id]
+    (queue,) = ledger.queues.list()
     assert (queue.pending, queue.scheduled, queue.running, queue.waiting) == (0, 0, 0, 1)
-    assert ledger.count_jobs()["waiting"] == 1
-    while ledger.promote_due(10).count == 0:
+    assert ledger.jobs.count()["waiting"] == 1
+    while ledger.maintenance.promote_due(10).count == 0:
         pass
     woken = again(ledger)
     assert woken.attempt == 2
@@ -101,24 +101,24 @@ def test_a_sleeping_job_is_held_by_nobody_and_goes_on_in_time(ledger: Ledger, w1
 def test_a_signal_wakes_the_job_that_waits_for_it(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
     turn(ledger, endings=[suspend(job, None, "go")])
-    record = ledger.job(job.job_id)
+    record = ledger.jobs.get(job.job_id)
     assert record is not None
     assert (record.state, record.awaits_signal, record.wakes) == (JobState.WAITING, "go", False)
-    assert ledger.queues()[0].waiting == 1
-    assert ledger.signal(job.job_id, "other", b"0", "me") == "kept"
+    assert ledger.queues.list()[0].waiting == 1
+    assert ledger.jobs.signal(job.job_id, "other", b"0", "me") == "kept"
     assert state_of(ledger, job.job_id) is JobState.WAITING
-    assert ledger.signal(job.job_id, "go", b'{"a":1}', "me") == "woken"
+    assert ledger.jobs.signal(job.job_id, "go", b'{"a":1}', "me") == "woken"
     woken = again(ledger)
     assert unpack_journal(woken.journal).signals == (
         PendingSignal(1, "other", b"0"),
         PendingSignal(2, "go", b'{"a":1}'),
     )
-    assert [event.kind for event in ledger.events(job_id=job.job_id)] == ["suspended", "signalled", "signalled"]
+    assert [event.kind for event in ledger.events.list(job_id=job.job_id)] == ["suspended", "signalled", "signalled"]
 
 
 def test_a_signal_that_came_while_it_ran_leaves_nothing_to_wait_for(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
-    assert ledger.signal(job.job_id, "go", b"1", "me") == "kept"
+    assert ledger.jobs.signal(job.job_id, "go", b"1", "me") == "kept"
     turn(ledger, endings=[suspend(job, None, "go")])
     assert state_of(ledger, job.job_id) is JobState.PENDING
     assert unpack_journal(again(ledger).journal).signals == (PendingSignal(1, "go", b"1"),)
@@ -127,7 +127,7 @@ def test_a_signal_that_came_while_it_ran_leaves_nothing_to_wait_for(ledger: Ledg
 def test_signals_are_taken_in_their_order_each_once(ledger: Ledger, w1: str) -> None:
     job_id = put(ledger)
     for number in (1, 2):
-        assert ledger.signal(job_id, "go", str(number).encode(), "me") == "kept"
+        assert ledger.jobs.signal(job_id, "go", str(number).encode(), "me") == "kept"
     job = again(ledger)
     assert [one.number for one in unpack_journal(job.journal).signals] == [1, 2]
     taken = entry(job, 1, b"1", kind="signal", name="go", signal=1)
@@ -137,44 +137,44 @@ def test_signals_are_taken_in_their_order_each_once(ledger: Ledger, w1: str) -> 
     assert [one.number for one in unpack_journal(job.journal).signals] == [2]
     turn(ledger, endings=[suspend(job, None, "go")])
     assert state_of(ledger, job.job_id) is JobState.PENDING
-    assert [one.taken_seq for one in ledger.signals(job_id)] == [1, None]
+    assert [one.taken_seq for one in ledger.jobs.signals(job_id)] == [1, None]
 
 
 def test_a_signal_to_a_job_that_is_over_or_was_never_there_is_refused(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
     turn(ledger, done=[done(job)])
-    assert ledger.signal(job.job_id, "go", b"1", "me") == "finished"
-    assert ledger.signal(job.job_id + 1000, "go", b"1", "me") == "missing"
-    assert ledger.signals(job.job_id) == []
+    assert ledger.jobs.signal(job.job_id, "go", b"1", "me") == "finished"
+    assert ledger.jobs.signal(job.job_id + 1000, "go", b"1", "me") == "missing"
+    assert ledger.jobs.signals(job.job_id) == []
     with pytest.raises(RefusedValue):
-        ledger.signal(job.job_id, "g\0", b"1", "me")
+        ledger.jobs.signal(job.job_id, "g\0", b"1", "me")
 
 
 def test_only_so_many_signals_wait_for_one_job(ledger: Ledger, w1: str) -> None:
     job_id = put(ledger)
-    answers = {ledger.signal(job_id, "go", b"1", "me") for _ in range(MAX_SIGNALS)}
+    answers = {ledger.jobs.signal(job_id, "go", b"1", "me") for _ in range(MAX_SIGNALS)}
     assert answers == {"kept"}
-    assert ledger.signal(job_id, "go", b"1", "me") == "full"
+    assert ledger.jobs.signal(job_id, "go", b"1", "me") == "full"
 
 
 def test_the_signals_that_wait_for_one_job_have_a_bound_together(ledger: Ledger, w1: str) -> None:
     job_id, other = put(ledger), put(ledger)
     part = b'"%s"' % (b"x" * (MAX_SIGNAL_BYTES // 4 - 2))
-    assert [ledger.signal(job_id, "go", part, "me") for _ in range(5)] == ["kept"] * 4 + ["full"]
-    assert ledger.signal(job_id, "go", b"1", "me") == "full"
-    assert ledger.signal(other, "go", b"1", "me") == "kept"
+    assert [ledger.jobs.signal(job_id, "go", part, "me") for _ in range(5)] == ["kept"] * 4 + ["full"]
+    assert ledger.jobs.signal(job_id, "go", b"1", "me") == "full"
+    assert ledger.jobs.signal(other, "go", b"1", "me") == "kept"
     # What was taken makes room.
     [job] = claim_jobs(ledger, limit=1, start=1)
     assert job.job_id == job_id
     turn(ledger, entries=[entry(job, 1, part, kind="signal", name="go", signal=1)])
-    assert ledger.signal(job_id, "go", part, "me") == "kept"
-    assert ledger.signal(job_id, "go", b"1", "me") == "full"
+    assert ledger.jobs.signal(job_id, "go", part, "me") == "kept"
+    assert ledger.jobs.signal(job_id, "go", b"1", "me") == "full"
 
 
 def test_signals_that_a_remote_worker_takes_count_for_the_journal_too(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
     part = b'"%s"' % (b"x" * (MAX_JOURNAL_BYTES - 2))
-    assert ledger.signal(job.job_id, "go", part, "me") == "kept"
+    assert ledger.jobs.signal(job.job_id, "go", part, "me") == "kept"
     taken = StepItem(job_id=job.job_id, token=job.token, seq=2, signal=1)
     turn(ledger, entries=[entry(job, 1)])
     with pytest.raises(Refused, match="The steps and signals of one job may hold 16,777,216 bytes"):
@@ -198,15 +198,15 @@ def test_no_wake_up_is_lost_however_signal_and_wait_meet(open_again: Any, ledger
 def test_a_job_that_waits_can_be_cancelled_and_retried_with_its_journal(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
     turn(ledger, entries=[entry(job, 1)], endings=[suspend(job, 100.0, "go")])
-    assert ledger.cancel([job.job_id], "me") == {job.job_id: "cancelled"}
-    assert ledger.signal(job.job_id, "go", b"1", "me") == "finished"
-    assert ledger.retry([job.job_id], "me") == {job.job_id: "queued"}
+    assert ledger.jobs.cancel([job.job_id], "me") == {job.job_id: "cancelled"}
+    assert ledger.jobs.signal(job.job_id, "go", b"1", "me") == "finished"
+    assert ledger.jobs.retry([job.job_id], "me") == {job.job_id: "queued"}
     assert lines(again(ledger)) == [(1, "s1", b"1")]
 
 
 def test_a_job_asked_to_stop_does_not_go_to_wait(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
-    assert ledger.cancel([job.job_id], "me") == {job.job_id: "requested"}
+    assert ledger.jobs.cancel([job.job_id], "me") == {job.job_id: "requested"}
     turn(ledger, endings=[suspend(job, 100.0)])
     assert state_of(ledger, job.job_id) is JobState.CANCELLED
 
@@ -226,8 +226,8 @@ def test_what_follows_is_enqueued_with_the_end_and_only_then(ledger: Ledger, w1:
     ]
     answer = turn(ledger, done=[done(job), done(other)], follow=asked)
     assert answer.superseded == {(other.job_id, other.token)}
-    second, first = ledger.jobs(JobFilter(queue="after"))
-    first = ledger.job(first.id) or first
+    second, first = ledger.jobs.list(JobFilter(queue="after"))
+    first = ledger.jobs.get(first.id) or first
     assert (first.task, first.payload, first.policy, first.priority) == ("next", b'{"args":["\\u0000"]}', b"\x80", 7)
     assert (first.enqueued_by, first.state) == ("job 1", JobState.PENDING)
     assert second.unique_key == "k"
@@ -245,11 +245,11 @@ def test_a_follow_up_that_cannot_be_stored_is_refused_with_all_of_it(ledger: Led
 
 def test_the_journal_goes_when_its_job_goes(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
-    ledger.signal(job.job_id, "go", b"1", "me")
+    ledger.jobs.signal(job.job_id, "go", b"1", "me")
     turn(ledger, entries=[entry(job, 1)])
     turn(ledger, done=[done(job)])
-    assert ledger.prune(-1.0) == 1
-    assert (ledger.journal(job.job_id), ledger.signals(job.job_id)) == ([], [])
+    assert ledger.maintenance.prune(-1.0) == 1
+    assert (ledger.jobs.journal(job.job_id), ledger.jobs.signals(job.job_id)) == ([], [])
 
 
 @pytest.fixture
@@ -269,7 +269,7 @@ def waiting(ledger: Ledger, w1: str) -> int:
 
 def test_why_tells_the_steps_and_what_it_waits_for(ledger: Ledger, url: str, waiting: int) -> None:
     operator = Operator(ledger, Settings(url=url))
-    ledger.signal(waiting, "other", b"1", "ada")
+    ledger.jobs.signal(waiting, "other", b"1", "ada")
     story = operator.why(waiting)
     assert story.headline == "It waits for signal 'go now'."
     told = [step.text for step in story.steps if step.kind is StepKind.STEP]
@@ -300,7 +300,7 @@ def test_the_doctor_says_how_to_send_it(ledger: Ledger, url: str, waiting: int) 
 def test_a_success_after_a_wait_is_no_success_after_trouble(ledger: Ledger, url: str, w1: str) -> None:
     job = running(ledger)
     turn(ledger, endings=[suspend(job, 0.0)])
-    while not ledger.promote_due(1).count:
+    while not ledger.maintenance.promote_due(1).count:
         pass
     turn(ledger, done=[done(again(ledger))])
     story = Operator(ledger, Settings(url=url)).why(job.job_id)
@@ -328,9 +328,9 @@ def test_the_commands(ledger: Ledger, url: str, waiting: int, capsys: pytest.Cap
     assert "VALUE must be JSON" in run("signal", str(waiting), "go now", "{", code=2)
     assert json.loads(run("signal", str(waiting), "go now", '{"ok": true}', "--json"))["answer"] == "woken"
     assert "takes it when it comes to it" in run("signal", str(waiting), "go now")
-    assert [msgspec.json.decode(one.value) for one in ledger.signals(waiting)] == [{"ok": True}, None]
+    assert [msgspec.json.decode(one.value) for one in ledger.jobs.signals(waiting)] == [{"ok": True}, None]
     assert "does not exist" in run("signal", "999999", "x", code=1)
-    assert ("signal", f"job {waiting}: go now") in [(one.verb, one.target) for one in ledger.audit(limit=10)]
+    assert ("signal", f"job {waiting}: go now") in [(one.verb, one.target) for one in ledger.admin.audit(limit=10)]
 
 
 def test_a_signal_that_nobody_can_take_is_refused_in_words(ledger: Ledger, url: str, w1: str) -> None:
@@ -351,10 +351,10 @@ def test_what_is_shown_of_a_journal_and_of_signals_is_bounded_by_bytes_and_the_l
     values = [large, small, large, large, small]
     turn(ledger, entries=[entry(job, seq, value) for seq, value in enumerate(values, 1)])
     for value in values:
-        ledger.signal(job.job_id, "go", value, "me")
-    for records in (ledger.journal(job.job_id, 1_000_000), ledger.signals(job.job_id, 1_000_000)):
+        ledger.jobs.signal(job.job_id, "go", value, "me")
+    for records in (ledger.jobs.journal(job.job_id, 1_000_000), ledger.jobs.signals(job.job_id, 1_000_000)):
         assert [one.value for one in records] == [large, small, large, b"", small]
-    assert [one.value for one in ledger.journal(job.job_id)] == values
+    assert [one.value for one in ledger.jobs.journal(job.job_id)] == values
     shown = Operator(ledger, Settings()).jobs.detail(job.job_id)
     assert sum(one["value"] == large.decode().strip('"') for one in shown["journal"]) == 2
     assert shown["journal"][3]["value"] == f"(too much to show; app.ledger.journal({job.job_id}) has it)"

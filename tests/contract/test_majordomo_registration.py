@@ -20,9 +20,9 @@ def register(runner: BatchRunner, worker_id: str, service: str) -> None:
 def test_a_task_that_has_just_moved_to_another_queue_is_claimed_from_there(ledger: Ledger) -> None:
     runner = BatchRunner(ledger, Settings(), Reaper(ledger, Recovery(), by="test"))
     register(runner, "m1", "add")
-    ledger.register(birth("p1", tasks=(TaskRecord("add", "numbers", b"{}"),), queues=("numbers",)))
+    ledger.workers.register(birth("p1", tasks=(TaskRecord("add", "numbers", b"{}"),), queues=("numbers",)))
     register(runner, "m2", "add")
-    queues = {worker.id: worker.queues for worker in ledger.workers(living_only=True)}
+    queues = {worker.id: worker.queues for worker in ledger.workers.list(living_only=True)}
     assert queues == {"m1": ("add",), "p1": ("numbers",), "m2": ("numbers",)}
 
 

@@ -183,7 +183,7 @@ def test_a_migration_killed_halfway_is_finished_by_the_next(url: str, empty_ledg
 def test_a_worker_whose_tables_were_migrated_under_it_hears_that_it_is_too_old(pg_url: str) -> None:
     ledger = open_ledger(Settings(url=pg_url))
     ledger.migrate()
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     put(ledger)
     with psycopg.connect(pg_url) as newer:
         newer.execute("alter function unstuck.turn_v1 rename to turn_of_tomorrow")
@@ -258,7 +258,7 @@ def lock_waits(onlooker: psycopg.Connection) -> int:
 
 
 def test_nobody_waits_behind_a_migration_that_waits_for_a_long_reader(pg_url: str, pg_ledger: PostgresLedger) -> None:
-    pg_ledger.register(birth("w1"))
+    pg_ledger.workers.register(birth("w1"))
     put(pg_ledger)
     migrator = PostgresLedger(Settings(url=pg_url))
     applied: list[str] = []
@@ -268,7 +268,7 @@ def test_nobody_waits_behind_a_migration_that_waits_for_a_long_reader(pg_url: st
         wait_for(lambda: lock_waits(onlooker), "the migration to wait for the reader")
         for _ in range(20):
             put(pg_ledger)
-            pg_ledger.beat(Heartbeat("w1", 0, 0))
+            pg_ledger.workers.beat(Heartbeat("w1", 0, 0))
         assert migrating.is_alive()
         reader.rollback()
     migrating.join(30)

@@ -46,13 +46,13 @@ def test_the_one_who_waits_gets_the_error(url: str, lost: int, returned_none: in
 
 
 def test_the_ledger_tells_it_alike_in_records_and_outcomes(ledger: Ledger, lost: int, returned_none: int) -> None:
-    record = ledger.job(lost)
+    record = ledger.jobs.get(lost)
     assert record is not None
     assert record.error is not None
     assert record.error.code == CODE
     # Lists leave results out, and say nothing of them.
-    assert [job.error for job in ledger.jobs(JobFilter())] == [None, None]
-    [outcome, fine] = sorted(ledger.outcomes([lost, returned_none]), key=lambda one: one.job_id)
+    assert [job.error for job in ledger.jobs.list(JobFilter())] == [None, None]
+    [outcome, fine] = sorted(ledger.jobs.outcomes([lost, returned_none]), key=lambda one: one.job_id)
     assert (outcome.error, fine.error) == (record.error, None)
     # A client over ZeroMQ gets a reply that says so.
     assert is_user_error(outcome)

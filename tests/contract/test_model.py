@@ -65,7 +65,7 @@ class Game(RuleBasedStateMachine):
     @rule(priority=st.sampled_from([-1, 0, 1]), queue=st.integers(0, 1), key=st.sampled_from([None, None, "x", "y"]))
     def enqueue(self, priority: int, queue: int, key: str | None) -> None:
         full_key = None if key is None else f"{key}{self.game}"
-        [answer] = self.ledger.enqueue(
+        [answer] = self.ledger.jobs.enqueue(
             [new_job(priority=priority, queue=self.queues[queue], unique_key=full_key, on_crash="retry")]
         )
         holder = next(
@@ -81,7 +81,7 @@ class Game(RuleBasedStateMachine):
     @rule()
     def be_born(self) -> None:
         worker_id = f"worker-{self.game}-{next(self.born)}"
-        self.ledger.register(birth(worker_id))
+        self.ledger.workers.register(birth(worker_id))
         self.living.append(worker_id)
 
     @precondition(lambda self: self.living)
@@ -134,7 +134,7 @@ class Game(RuleBasedStateMachine):
     @rule(pick=picks)
     def die(self, pick: int) -> None:
         worker_id = self._one(self.living, pick)
-        assert self.ledger.declare_dead(worker_id, verdict(), GuardNone())
+        assert self.ledger.recovery.declare_dead(worker_id, verdict(), GuardNone())
         self.living.remove(worker_id)
         self.dead.append(worker_id)
 
@@ -142,12 +142,12 @@ class Game(RuleBasedStateMachine):
     @rule(pick=picks)
     def sweep(self, pick: int) -> None:
         worker_id = self._one(self.dead, pick)
-        held = self.ledger.held_jobs(worker_id, 100)
+        held = self.ledger.recovery.held_jobs(worker_id, 100)
         assert {job.job_id for job in held} == {j.id for j in self._held() if j.worker == worker_id}
         jobs = [self.hands[job.job_id] for job in held]
         ran = [crash_retry(job) for job in jobs if self.jobs[job.job_id].state is JobState.RUNNING]
         unrun = [release(job) for job in jobs if self.jobs[job.job_id].state is JobState.CLAIMED]
-        written = self.ledger.settle(worker_id, ran, unrun, GuardDead())
+        written = self.ledger.recovery.settle(worker_id, ran, unrun, GuardDead())
         assert written == {(job.job_id, job.token) for job in jobs}
         for job in jobs:
             self.stale_hands.append((worker_id, job))
@@ -167,7 +167,7 @@ class Game(RuleBasedStateMachine):
             "release": lambda: release(job),
         }
         if how == "settle":
-            assert self.ledger.settle(worker_id, [crash(job)], [release(job)], GuardNone()) == set()
+            assert self.ledger.recovery.settle(worker_id, [crash(job)], [release(job)], GuardNone()) == set()
         else:
             # Under its own dead name, and under the name of somebody alive.
             assert not turn(self.ledger, worker_id, **{how: [writes[how]()]}).alive
@@ -178,7 +178,7 @@ class Game(RuleBasedStateMachine):
     @rule(pick=picks)
     def cancel(self, pick: int) -> None:
         mine = self._one(list(self.jobs.values()), pick)
-        [answer] = self.ledger.cancel([mine.id], "player").values()
+        [answer] = self.ledger.jobs.cancel([mine.id], "player").values()
         if mine.state in (JobState.PENDING, JobState.CLAIMED):
             assert answer == "cancelled"
             mine.state, mine.worker, mine.token = JobState.CANCELLED, None, None
@@ -192,7 +192,7 @@ class Game(RuleBasedStateMachine):
     @rule(pick=picks)
     def retry(self, pick: int) -> None:
         mine = self._one(list(self.jobs.values()), pick)
-        [answer] = self.ledger.retry([mine.id], "player").values()
+        [answer] = self.ledger.jobs.retry([mine.id], "player").values()
         taken = any(
             j.key == mine.key and j.state not in FINAL_STATES for j in self.jobs.values() if j.key and j is not mine
         )
@@ -211,7 +211,7 @@ class Game(RuleBasedStateMachine):
 
     @invariant()
     def ledger_and_model_agree(self) -> None:
-        seen = {job.id: job for job in self.ledger.jobs(JobFilter(limit=1000)) if job.queue in self.queues}
+        seen = {job.id: job for job in self.ledger.jobs.list(JobFilter(limit=1000)) if job.queue in self.queues}
         assert seen.keys() == self.jobs.keys()
         for mine in self.jobs.values():
             job = seen[mine.id]

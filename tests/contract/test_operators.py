@@ -40,7 +40,7 @@ def test_cancelling_says_what_became_of_each(ledger: Ledger, w1: str) -> None:
     [claimed] = claim_jobs(ledger)
     waiting, later = put(ledger), put(ledger, delay_s=60.0)
     ids = [finished.job_id, ran.job_id, claimed.job_id, waiting, later, 999_999]
-    assert ledger.cancel(ids, "ops") == {
+    assert ledger.jobs.cancel(ids, "ops") == {
         finished.job_id: "finished",
         ran.job_id: "requested",
         claimed.job_id: "cancelled",
@@ -50,7 +50,7 @@ def test_cancelling_says_what_became_of_each(ledger: Ledger, w1: str) -> None:
     }
     assert state_of(ledger, finished.job_id) is JobState.SUCCEEDED
     assert state_of(ledger, ran.job_id) is JobState.RUNNING
-    outcomes = ledger.outcomes([claimed.job_id, waiting, later])
+    outcomes = ledger.jobs.outcomes([claimed.job_id, waiting, later])
     assert len(outcomes) == 3
     for outcome in outcomes:
         assert outcome.state is JobState.CANCELLED
@@ -63,32 +63,32 @@ def test_cancelling_says_what_became_of_each(ledger: Ledger, w1: str) -> None:
 def test_a_worker_can_not_start_what_was_cancelled_in_its_hands(ledger: Ledger, w1: str) -> None:
     put(ledger)
     [job] = claim_jobs(ledger)
-    ledger.cancel([job.job_id], "ops")
+    ledger.jobs.cancel([job.job_id], "ops")
     assert turn(ledger, start=[AttemptRef(job.job_id, job.token)]).superseded == {(job.job_id, job.token)}
-    assert ledger.held("w1") == []
+    assert ledger.workers.held("w1") == []
 
 
 def test_a_running_job_shows_that_somebody_wants_it_cancelled(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
-    ledger.cancel([job.job_id], "ops")
-    record = ledger.job(job.job_id)
+    ledger.jobs.cancel([job.job_id], "ops")
+    record = ledger.jobs.get(job.job_id)
     assert record is not None
     assert record.cancel_requested
-    assert [held.cancel_requested for held in ledger.held("w1")] == [True]
-    assert ledger.events(job_id=job.job_id)[-1].kind == "cancel_requested"
+    assert [held.cancel_requested for held in ledger.workers.held("w1")] == [True]
+    assert ledger.events.list(job_id=job.job_id)[-1].kind == "cancel_requested"
 
 
 def test_a_running_job_that_finishes_anyway_has_succeeded(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
-    ledger.cancel([job.job_id], "ops")
+    ledger.jobs.cancel([job.job_id], "ops")
     turn(ledger, done=[done(job)])
     assert state_of(ledger, job.job_id) is JobState.SUCCEEDED
 
 
 def test_cancelling_frees_the_unique_key(ledger: Ledger) -> None:
     job_id = put(ledger, unique_key="once")
-    ledger.cancel([job_id], "ops")
-    assert ledger.enqueue([new_job(unique_key="once")])[0].fresh
+    ledger.jobs.cancel([job_id], "ops")
+    assert ledger.jobs.enqueue([new_job(unique_key="once")])[0].fresh
 
 
 def test_retrying_says_what_became_of_each(ledger: Ledger, w1: str) -> None:
@@ -98,9 +98,9 @@ def test_retrying_says_what_became_of_each(ledger: Ledger, w1: str) -> None:
     turn(ledger, endings=[failure(failed)])
     live = put(ledger)
     keyed = put(ledger, unique_key="once")
-    ledger.cancel([keyed], "ops")
-    ledger.enqueue([new_job(unique_key="once")])
-    assert ledger.retry([succeeded.job_id, failed.job_id, live, keyed, 999_999], "ops") == {
+    ledger.jobs.cancel([keyed], "ops")
+    ledger.jobs.enqueue([new_job(unique_key="once")])
+    assert ledger.jobs.retry([succeeded.job_id, failed.job_id, live, keyed, 999_999], "ops") == {
         succeeded.job_id: "succeeded",
         failed.job_id: "queued",
         live: "live",
@@ -117,20 +117,20 @@ def test_a_retried_job_starts_with_fresh_counters_and_keeps_its_history(ledger: 
     error = JobError("CRASHED_TOO_OFTEN", "too often", "signal 11")
     ending = Ending(again.job_id, again.token, JobState.QUARANTINED, AttemptState.CRASHED, error=error, counter="crash")
     turn(ledger, endings=[ending])
-    assert ledger.retry([job.job_id], "ops") == {job.job_id: "queued"}
-    record = ledger.job(job.job_id)
+    assert ledger.jobs.retry([job.job_id], "ops") == {job.job_id: "queued"}
+    record = ledger.jobs.get(job.job_id)
     assert record is not None
     assert (record.state, record.failures, record.crash_count) == (JobState.PENDING, 0, 0)
     assert (record.error, record.finished_at, record.result, record.worker_id) == (None, None, None, None)
     assert not record.cancel_requested
-    assert [(a.token, a.code) for a in ledger.attempts(job.job_id)] == [
+    assert [(a.token, a.code) for a in ledger.jobs.attempts(job.job_id)] == [
         (job.token, "WORKER_CRASHED"),
         (again.token, "CRASHED_TOO_OFTEN"),
     ]
-    assert ledger.events(job_id=job.job_id)[-1].kind == "retried"
+    assert ledger.events.list(job_id=job.job_id)[-1].kind == "retried"
     [third] = run(ledger)
     turn(ledger, done=[done(third)])
-    assert [a.state for a in ledger.attempts(job.job_id)] == [
+    assert [a.state for a in ledger.jobs.attempts(job.job_id)] == [
         AttemptState.CRASHED,
         AttemptState.CRASHED,
         AttemptState.SUCCEEDED,
@@ -140,15 +140,15 @@ def test_a_retried_job_starts_with_fresh_counters_and_keeps_its_history(ledger: 
 def test_a_retried_job_holds_its_unique_key_again(ledger: Ledger, w1: str) -> None:
     job = running(ledger, unique_key="once")
     turn(ledger, endings=[crash(job)])
-    ledger.retry([job.job_id], "ops")
-    assert ledger.enqueue([new_job(unique_key="once")])[0].job_id == job.job_id
+    ledger.jobs.retry([job.job_id], "ops")
+    assert ledger.jobs.enqueue([new_job(unique_key="once")])[0].job_id == job.job_id
 
 
 def test_a_job_cancelled_before_it_ran_can_be_retried(ledger: Ledger, w1: str) -> None:
     job_id = put(ledger)
-    ledger.cancel([job_id], "ops")
-    assert ledger.retry([job_id], "ops") == {job_id: "queued"}
-    assert ledger.attempts(job_id) == []
+    ledger.jobs.cancel([job_id], "ops")
+    assert ledger.jobs.retry([job_id], "ops") == {job_id: "queued"}
+    assert ledger.jobs.attempts(job_id) == []
     assert [job.job_id for job in claim_jobs(ledger)] == [job_id]
 
 
@@ -156,39 +156,43 @@ def test_purging_cancels_everything_that_waits_in_one_queue(ledger: Ledger, w1: 
     ran = running(ledger)
     ids = [put(ledger), put(ledger, delay_s=60.0), put(ledger, unique_key="once")]
     other = put(ledger, queue="other")
-    assert ledger.purge("default", "ops") == 3
+    assert ledger.queues.purge("default", "ops") == 3
     assert [state_of(ledger, job_id) for job_id in ids] == [JobState.CANCELLED] * 3
     assert state_of(ledger, ran.job_id) is JobState.RUNNING
     assert state_of(ledger, other) is JobState.PENDING
-    assert {outcome.error.code for outcome in ledger.outcomes(ids) if outcome.error} == {"CANCELLED"}
-    assert "purged" in [event.kind for event in ledger.events()]
-    assert ledger.purge("default", "ops") == 0
-    assert ledger.purge("no-such-queue", "ops") == 0
+    assert {outcome.error.code for outcome in ledger.jobs.outcomes(ids) if outcome.error} == {"CANCELLED"}
+    assert "purged" in [event.kind for event in ledger.events.list()]
+    assert ledger.queues.purge("default", "ops") == 0
+    assert ledger.queues.purge("no-such-queue", "ops") == 0
 
 
 def test_pausing_all_pauses_every_known_queue_once(ledger: Ledger, w1: str) -> None:
     put(ledger, queue="a"), put(ledger, queue="b")
-    assert ledger.pause("a", "ops") == ["a"]
-    assert ledger.pause("a", "ops") == []
-    assert set(ledger.pause(None, "ops")) == {"b", "default"}
+    assert ledger.queues.pause("a", "ops") == ["a"]
+    assert ledger.queues.pause("a", "ops") == []
+    assert set(ledger.queues.pause(None, "ops")) == {"b", "default"}
     assert claim_jobs(ledger, queues=("a", "b", "default")) == []
-    assert [(queue.name, queue.paused) for queue in ledger.queues()] == [("a", True), ("b", True), ("default", True)]
-    assert set(ledger.resume(None, "ops")) == {"a", "b", "default"}
-    assert ledger.resume(None, "ops") == []
-    kinds = [event.kind for event in ledger.events()]
+    assert [(queue.name, queue.paused) for queue in ledger.queues.list()] == [
+        ("a", True),
+        ("b", True),
+        ("default", True),
+    ]
+    assert set(ledger.queues.resume(None, "ops")) == {"a", "b", "default"}
+    assert ledger.queues.resume(None, "ops") == []
+    kinds = [event.kind for event in ledger.events.list()]
     assert kinds.count("queue_paused") == kinds.count("queue_resumed") == 3
 
 
 def test_a_queue_can_be_paused_before_it_exists(ledger: Ledger, w1: str) -> None:
-    assert ledger.pause("tomorrow", "ops") == ["tomorrow"]
+    assert ledger.queues.pause("tomorrow", "ops") == ["tomorrow"]
     put(ledger, queue="tomorrow")
     assert claim_jobs(ledger, queues=("tomorrow",)) == []
-    assert [queue.name for queue in ledger.queues() if queue.paused] == ["tomorrow"]
+    assert [queue.name for queue in ledger.queues.list() if queue.paused] == ["tomorrow"]
 
 
 def test_a_paused_queue_lets_running_jobs_finish(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
-    ledger.pause("default", "ops")
+    ledger.queues.pause("default", "ops")
     assert turn(ledger, done=[done(job)]).superseded == frozenset()
 
 
@@ -201,13 +205,13 @@ def test_jobs_are_listed_newest_first_without_their_payloads(ledger: Ledger, w1:
     first = running(ledger)
     turn(ledger, done=[done(first)])
     second = put(ledger)
-    listed = ledger.jobs(JobFilter())
+    listed = ledger.jobs.list(JobFilter())
     assert [job.id for job in listed] == [second, first.job_id]
     assert [(job.payload, job.result) for job in listed] == [(b"", None), (b"", None)]
 
 
 def test_every_filter_narrows_the_list(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
-    ledger.register(birth("w2", tasks=(TaskRecord("mul", "other"),)))
+    ledger.workers.register(birth("w2", tasks=(TaskRecord("mul", "other"),)))
     crashed = running(ledger)
     turn(ledger, endings=[crash(crashed)])
     failed = running(ledger)
@@ -217,7 +221,7 @@ def test_every_filter_narrows_the_list(ledger: Ledger, w1: str, meddler: Backdoo
     meddler.age_job(old, 3600)
 
     def ids(**where: object) -> list[int]:
-        return [job.id for job in ledger.jobs(JobFilter(**where))]  # type: ignore[arg-type]
+        return [job.id for job in ledger.jobs.list(JobFilter(**where))]  # type: ignore[arg-type]
 
     assert ids(states=(JobState.FAILED,)) == [failed.job_id, crashed.job_id]
     assert ids(states=(JobState.FAILED, JobState.PENDING)) == [old, waiting, failed.job_id, crashed.job_id]
@@ -237,25 +241,25 @@ def test_any_states_are_found_together_newest_first(ledger: Ledger, w1: str) -> 
     turn(ledger, done=[done(running(ledger))])
     turn(ledger, endings=[failure(running(ledger))])
     turn(ledger, endings=[crash(running(ledger))])
-    ledger.cancel([put(ledger)], "tester")
+    ledger.jobs.cancel([put(ledger)], "tester")
     running(ledger)
     put(ledger)
     claim_jobs(ledger, limit=1)
     put(ledger)
     put(ledger, delay_s=3600.0)
-    every = ledger.jobs(JobFilter())
+    every = ledger.jobs.list(JobFilter())
     for count in range(1, 4):
         for states in itertools.combinations(JobState, count):
             expected = [job.id for job in every if job.state in states]
-            assert [job.id for job in ledger.jobs(JobFilter(states=states))] == expected, states
-            older = ledger.jobs(JobFilter(states=states, before_id=every[2].id, limit=2))
+            assert [job.id for job in ledger.jobs.list(JobFilter(states=states))] == expected, states
+            older = ledger.jobs.list(JobFilter(states=states, before_id=every[2].id, limit=2))
             assert [job.id for job in older] == [one for one in expected if one < every[2].id][:2], states
 
 
 def test_a_job_that_does_not_exist_is_none(ledger: Ledger) -> None:
-    assert ledger.job(4711) is None
-    assert ledger.attempts(4711) == []
-    assert ledger.outputs(4711) == []
+    assert ledger.jobs.get(4711) is None
+    assert ledger.jobs.attempts(4711) == []
+    assert ledger.jobs.outputs(4711) == []
 
 
 def test_jobs_are_counted_by_state(ledger: Ledger, w1: str) -> None:
@@ -263,7 +267,7 @@ def test_jobs_are_counted_by_state(ledger: Ledger, w1: str) -> None:
     running(ledger)
     put(ledger), put(ledger)
     claim_jobs(ledger, limit=1)
-    assert ledger.count_jobs() == {"pending": 1, "claimed": 1, "running": 1, "succeeded": 1}
+    assert ledger.jobs.count() == {"pending": 1, "claimed": 1, "running": 1, "succeeded": 1}
 
 
 def test_a_queue_shows_all_that_goes_on_in_it(ledger: Ledger, w1: str, w2: str, meddler: Backdoor) -> None:
@@ -276,8 +280,8 @@ def test_a_queue_shows_all_that_goes_on_in_it(ledger: Ledger, w1: str, w2: str, 
     put(ledger, delay_s=60.0)
     put(ledger, queue="nobody-serves-me")
     meddler.age_job(oldest, 100)
-    ledger.declare_dead("w2", verdict(), GuardNone())
-    default, lonely = ledger.queues()
+    ledger.recovery.declare_dead("w2", verdict(), GuardNone())
+    default, lonely = ledger.queues.list()
     assert (default.name, default.paused, default.workers) == ("default", False, 1)
     assert (default.pending, default.scheduled, default.claimed, default.running) == (2, 1, 1, 1)
     assert default.oldest_pending_s == pytest.approx(100, abs=5)
@@ -285,7 +289,7 @@ def test_a_queue_shows_all_that_goes_on_in_it(ledger: Ledger, w1: str, w2: str, 
 
 
 def test_a_queue_of_a_known_task_is_shown_even_when_it_is_empty(ledger: Ledger, w1: str) -> None:
-    [queue] = ledger.queues()
+    [queue] = ledger.queues.list()
     assert (queue.name, queue.pending, queue.oldest_pending_s) == ("default", 0, None)
 
 
@@ -296,15 +300,15 @@ def test_events_come_oldest_first_and_go_on_after_the_last_one_seen(ledger: Ledg
     turn(ledger, endings=[crash_retry(job, message="two")])
     [job] = run(ledger)
     turn(ledger, endings=[failure(job, message="three")])
-    events = ledger.events(job_id=job.job_id)
+    events = ledger.events.list(job_id=job.job_id)
     assert [event.message for event in events] == ["one", "two", "three"]
     assert [event.id for event in events] == sorted(event.id for event in events)
-    assert [event.message for event in ledger.events(job_id=job.job_id, limit=2)] == ["two", "three"]
-    assert [event.message for event in ledger.events(job_id=job.job_id, after_id=events[0].id, limit=1)] == ["two"]
-    assert [event.message for event in ledger.events(after_id=events[0].id)] == ["two", "three"]
-    assert [event.message for event in ledger.events(limit=1)] == ["three"]
-    assert {event.worker_id for event in ledger.events(worker_id="w1")} == {"w1"}
-    assert ledger.events(worker_id="nobody") == []
+    assert [event.message for event in ledger.events.list(job_id=job.job_id, limit=2)] == ["two", "three"]
+    assert [event.message for event in ledger.events.list(job_id=job.job_id, after_id=events[0].id, limit=1)] == ["two"]
+    assert [event.message for event in ledger.events.list(after_id=events[0].id)] == ["two", "three"]
+    assert [event.message for event in ledger.events.list(limit=1)] == ["three"]
+    assert {event.worker_id for event in ledger.events.list(worker_id="w1")} == {"w1"}
+    assert ledger.events.list(worker_id="nobody") == []
 
 
 def test_attempts_and_what_they_printed_come_in_the_order_in_which_they_were_claimed(
@@ -320,16 +324,16 @@ def test_attempts_and_what_they_printed_come_in_the_order_in_which_they_were_cla
         tokens.append(job.token)
         printed = Output(job.job_id, job.token, worker_id.encode(), b"")
         turn(place, worker_id, outputs=[printed], endings=[crash_retry(job)])
-    assert [attempt.token for attempt in ledger.attempts(job.job_id)] == tokens
-    assert [output.token for output in ledger.outputs(job.job_id)] == tokens
+    assert [attempt.token for attempt in ledger.jobs.attempts(job.job_id)] == tokens
+    assert [output.token for output in ledger.jobs.outputs(job.job_id)] == tokens
     assert [output.stdout for output in Operator(ledger, Settings(url=url)).jobs.outputs(job.job_id)] == [b"w1", b"w2"]
 
 
 def test_workers_show_what_they_hold_and_the_dead_can_be_left_out(ledger: Ledger, w1: str, w2: str) -> None:
     running(ledger)
-    ledger.declare_dead("w2", verdict(), GuardNone())
-    assert [(worker.id, worker.held) for worker in ledger.workers()] == [("w1", 1), ("w2", 0)]
-    assert [worker.id for worker in ledger.workers(living_only=True)] == ["w1"]
+    ledger.recovery.declare_dead("w2", verdict(), GuardNone())
+    assert [(worker.id, worker.held) for worker in ledger.workers.list()] == [("w1", 1), ("w2", 0)]
+    assert [worker.id for worker in ledger.workers.list(living_only=True)] == ["w1"]
 
 
 def test_the_views_of_the_seeds_are_there(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
@@ -355,7 +359,7 @@ def test_the_views_of_the_seeds_are_there(ledger: Ledger, w1: str, meddler: Back
 def test_the_view_of_workers_rounds_alike_and_knows_the_names_that_workers_gave(
     ledger: Ledger, meddler: Backdoor
 ) -> None:
-    ledger.register(birth("w-1a2b", name="worker-youtube-01", transport="http"))
+    ledger.workers.register(birth("w-1a2b", name="worker-youtube-01", transport="http"))
     job = running(ledger, worker_id="w-1a2b")
     named = "select worker_id, minutes_since_heartbeat from worker_status where name = 'worker-youtube-01'"
     # A beat that seems to come from the future is no silence below zero.
@@ -371,7 +375,7 @@ def test_the_view_of_workers_rounds_alike_and_knows_the_names_that_workers_gave(
 
 def test_an_attempt_shows_its_deadlines(ledger: Ledger, w1: str) -> None:
     job = running(ledger, timeout_s=100.0, heartbeat_timeout_s=50.0)
-    [attempt] = ledger.attempts(job.job_id)
+    [attempt] = ledger.jobs.attempts(job.job_id)
     assert attempt.started_at is not None
     assert attempt.last_heartbeat_at is not None
     assert attempt.deadline == pytest.approx(attempt.started_at + 100, abs=1)
@@ -392,40 +396,40 @@ def token(id: str = "aaaa", *, name: str = "ci", expires_in_s: float | None = No
 
 
 def test_a_token_is_found_with_all_that_was_written_down(ledger: Ledger) -> None:
-    ledger.add_api_token(token())
-    found = ledger.api_tokens()[0]
+    ledger.admin.add_api_token(token())
+    found = ledger.admin.api_tokens()[0]
     assert (found.id, found.name, found.hash, found.seal) == ("aaaa", "ci", b"aaaa" * 8, b"seal")
     assert found.scopes == ("read", "enqueue")
     assert (found.created_by, found.expires_at, found.revoked_at, found.valid) == ("ada", None, None, True)
 
 
 def test_a_revoked_token_stays_in_the_list_and_is_valid_no_more(ledger: Ledger) -> None:
-    ledger.add_api_token(token())
-    assert ledger.revoke_api_token("aaaa")
-    assert not ledger.revoke_api_token("aaaa")
-    assert not ledger.revoke_api_token("bbbb")
-    assert [(found.valid, found.revoked_at is not None) for found in ledger.api_tokens()] == [(False, True)]
+    ledger.admin.add_api_token(token())
+    assert ledger.admin.revoke_api_token("aaaa")
+    assert not ledger.admin.revoke_api_token("aaaa")
+    assert not ledger.admin.revoke_api_token("bbbb")
+    assert [(found.valid, found.revoked_at is not None) for found in ledger.admin.api_tokens()] == [(False, True)]
 
 
 def test_an_expired_token_is_valid_no_more(ledger: Ledger) -> None:
-    ledger.add_api_token(token("aaaa", expires_in_s=0.0))
-    ledger.add_api_token(token("bbbb", expires_in_s=HOUR_S))
-    assert {found.id: found.valid for found in ledger.api_tokens()} == {"aaaa": False, "bbbb": True}
+    ledger.admin.add_api_token(token("aaaa", expires_in_s=0.0))
+    ledger.admin.add_api_token(token("bbbb", expires_in_s=HOUR_S))
+    assert {found.id: found.valid for found in ledger.admin.api_tokens()} == {"aaaa": False, "bbbb": True}
 
 
 def test_a_note_is_there_before_the_deed_and_says_afterwards_how_it_ended(ledger: Ledger) -> None:
-    first = ledger.begin_audit("ada", "cli", "purge", "queue default")
-    assert [(note.verb, note.outcome) for note in ledger.audit()] == [("purge", None)]
-    second = ledger.begin_audit("bob", "page", "cancel", "job 1")
-    ledger.end_audit(first, "3 cancelled")
-    assert [(note.id, note.outcome) for note in ledger.audit()] == [(second, None), (first, "3 cancelled")]
-    assert [note.id for note in ledger.audit(before_id=second)] == [first]
-    assert [note.by for note in ledger.audit(limit=1)] == ["bob"]
+    first = ledger.admin.begin_audit("ada", "cli", "purge", "queue default")
+    assert [(note.verb, note.outcome) for note in ledger.admin.audit()] == [("purge", None)]
+    second = ledger.admin.begin_audit("bob", "page", "cancel", "job 1")
+    ledger.admin.end_audit(first, "3 cancelled")
+    assert [(note.id, note.outcome) for note in ledger.admin.audit()] == [(second, None), (first, "3 cancelled")]
+    assert [note.id for note in ledger.admin.audit(before_id=second)] == [first]
+    assert [note.by for note in ledger.admin.audit(limit=1)] == ["bob"]
 
 
 def test_old_notes_are_swept_and_young_ones_stay(ledger: Ledger) -> None:
     for number in range(3):
-        ledger.begin_audit("ada", "cli", "cancel", f"job {number}")
-    assert ledger.sweep_audit(HOUR_S, 2) == 0
-    assert ledger.sweep_audit(0.0, 2) == 2
-    assert [note.target for note in ledger.audit()] == ["job 2"]
+        ledger.admin.begin_audit("ada", "cli", "cancel", f"job {number}")
+    assert ledger.maintenance.sweep_audit(HOUR_S, 2) == 0
+    assert ledger.maintenance.sweep_audit(0.0, 2) == 2
+    assert [note.target for note in ledger.admin.audit()] == ["job 2"]

@@ -18,7 +18,7 @@ def begin(ledger: Ledger, nodes: int, *pairs: tuple[int, int]) -> int:
     tasks = [NewNode(place, 0, f"n{place}", "task", "continue", job=new_job()) for place in places]
     whole = NewNode(0, None, "all", "group", source=nodes)
     edges = tuple(NewEdge(source, target) for source, target in pairs)
-    return ledger.begin_workflow(NewWorkflow("all", new_job(task=ROOT), (whole, *tasks), edges)).job_id
+    return ledger.workflows.begin(NewWorkflow("all", new_job(task=ROOT), (whole, *tasks), edges)).job_id
 
 
 def node_states(ledger: Ledger, workflow_id: int) -> list[NodeState]:
@@ -32,26 +32,26 @@ def test_purging_spares_jobs_that_sleep_or_wait_for_a_signal(ledger: Ledger, w1:
     turn(ledger, endings=[suspend(awaiting, 60.0, "go")])
     woken = running(ledger)
     turn(ledger, endings=[suspend(woken, None, "go")])
-    assert ledger.signal(woken.job_id, "go", b"1", "me") == "woken"
+    assert ledger.jobs.signal(woken.job_id, "go", b"1", "me") == "woken"
     fresh = [
         put(ledger),
         put(ledger, delay_s=60.0),
         *(put(ledger, more=JobExtras(concurrency_key="key")) for _ in range(2)),
     ]
-    [queue] = ledger.queues()
+    [queue] = ledger.queues.list()
     assert (queue.pending, queue.blocked, queue.scheduled, queue.waiting) == (3, 1, 1, 2)
-    assert ledger.purge("default", "ops") == 4
+    assert ledger.queues.purge("default", "ops") == 4
     assert [state_of(ledger, job_id) for job_id in fresh] == [JobState.CANCELLED] * 4
     assert state_of(ledger, asleep.job_id) is JobState.WAITING
     assert state_of(ledger, awaiting.job_id) is JobState.WAITING
     assert state_of(ledger, woken.job_id) is JobState.PENDING
-    assert ledger.events()[-1].message == "4 pending jobs of queue 'default' were cancelled by ops"
+    assert ledger.events.list()[-1].message == "4 pending jobs of queue 'default' were cancelled by ops"
 
 
 def test_purging_spares_a_job_between_two_tries(ledger: Ledger, w1: str) -> None:
     tried = running(ledger)
     turn(ledger, endings=[failure_retry(tried, delay_s=60.0)])
-    assert ledger.purge("default", "ops") == 0
+    assert ledger.queues.purge("default", "ops") == 0
     assert state_of(ledger, tried.job_id) is JobState.PENDING
 
 
@@ -69,7 +69,7 @@ def test_purging_spares_the_pending_nodes_of_a_workflow_that_has_begun(
     assert first in {job.job_id for job in ran}
     untouched = begin(ledger, 5)
     plain = put(ledger)
-    assert ledger.purge("default", "ops") == 6
+    assert ledger.queues.purge("default", "ops") == 6
     assert state_of(ledger, plain) is JobState.CANCELLED
     assert look(ledger, half_done).state is WorkflowState.RUNNING
     assert node_states(ledger, side_by_side) == [NodeState.RELEASED] * 3
@@ -85,5 +85,5 @@ def test_purging_goes_on_behind_more_spared_jobs_than_one_step_holds(
     begin(ledger, 6)
     claim_jobs(ledger, limit=1, start=1)
     fresh = [put(ledger) for _ in range(7)]
-    assert ledger.purge("default", "ops") == 7
+    assert ledger.queues.purge("default", "ops") == 7
     assert {state_of(ledger, job_id) for job_id in fresh} == {JobState.CANCELLED}

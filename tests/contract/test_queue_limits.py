@@ -36,7 +36,7 @@ def ids(jobs: list[Claimed]) -> list[int]:
 
 
 def limits(ledger: Ledger) -> QueueLimitRecord:
-    [found] = ledger.queue_limits()
+    [found] = ledger.queues.limits()
     return found
 
 
@@ -44,8 +44,8 @@ def limits(ledger: Ledger) -> QueueLimitRecord:
 
 
 def test_so_many_of_a_queue_are_in_hand_as_may_be_across_workers(ledger: Ledger, w1: str) -> None:
-    ledger.register(birth("w2"))
-    ledger.declare_limits({"default": QueueLimit(concurrency=3)})
+    ledger.workers.register(birth("w2"))
+    ledger.queues.declare_limits({"default": QueueLimit(concurrency=3)})
     all_ids = [put(ledger) for _ in range(6)]
     other = put(ledger, queue="other")
     first = claim_jobs(ledger, limit=2)
@@ -61,18 +61,18 @@ def test_so_many_of_a_queue_are_in_hand_as_may_be_across_workers(ledger: Ledger,
 
 
 def test_a_queue_at_its_limit_is_polled_without_a_write(ledger: Ledger, w1: str) -> None:
-    ledger.declare_limits({"default": QueueLimit(concurrency=1)})
+    ledger.queues.declare_limits({"default": QueueLimit(concurrency=1)})
     put(ledger), put(ledger)
     [job] = claim_jobs(ledger)
     answer = wish(ledger)
     assert (answer.claimed, answer.next_due_in_s) == ((), None)
-    assert ledger.held("w1")[0].job_id == job.job_id
+    assert ledger.workers.held("w1")[0].job_id == job.job_id
 
 
 def test_a_rate_gives_as_many_at_once_and_then_tells_when_the_next_comes(
     ledger: Ledger, w1: str, meddler: Backdoor
 ) -> None:
-    ledger.declare_limits({"default": QueueLimit(rate=3, window_s=300.0)})
+    ledger.queues.declare_limits({"default": QueueLimit(rate=3, window_s=300.0)})
     all_ids = [put(ledger) for _ in range(6)]
     assert ids(claim_jobs(ledger)) == all_ids[:3]
     answer = wish(ledger)
@@ -91,7 +91,7 @@ def test_a_rate_gives_as_many_at_once_and_then_tells_when_the_next_comes(
 def test_a_rate_goes_on_evenly_when_the_clock_is_set_back_and_forward(
     ledger: Ledger, w1: str, meddler: Backdoor
 ) -> None:
-    ledger.declare_limits({"default": QueueLimit(rate=3, window_s=300.0)})
+    ledger.queues.declare_limits({"default": QueueLimit(rate=3, window_s=300.0)})
     for _ in range(12):
         put(ledger)
     told: list[tuple[int, float | None]] = []
@@ -106,7 +106,7 @@ def test_a_rate_goes_on_evenly_when_the_clock_is_set_back_and_forward(
 
 
 def test_the_urgent_go_first_also_between_limited_and_other_queues(ledger: Ledger, w1: str) -> None:
-    ledger.declare_limits({"mail": QueueLimit(rate=10, window_s=1000.0)})
+    ledger.queues.declare_limits({"mail": QueueLimit(rate=10, window_s=1000.0)})
     low, high = put(ledger, queue="mail", priority=-5), put(ledger, queue="mail", priority=5)
     middle = put(ledger)
     chosen = claim_jobs(ledger, limit=2, queues=("default", "mail"))
@@ -117,30 +117,30 @@ def test_the_urgent_go_first_also_between_limited_and_other_queues(ledger: Ledge
 
 
 def test_an_operators_limit_stands_over_what_apps_declare(ledger: Ledger, w1: str) -> None:
-    ledger.declare_limits({"default": QueueLimit(concurrency=1)})
-    ledger.limit_queue("default", QueueLimit(concurrency=2), "ops")
-    ledger.declare_limits({"default": QueueLimit(concurrency=1)})
+    ledger.queues.declare_limits({"default": QueueLimit(concurrency=1)})
+    ledger.queues.limit("default", QueueLimit(concurrency=2), "ops")
+    ledger.queues.declare_limits({"default": QueueLimit(concurrency=1)})
     assert (limits(ledger).limit.concurrency, limits(ledger).limited_by) == (2, "ops")
-    ledger.limit_queue("default", QueueLimit(), "ops")
-    ledger.declare_limits({"default": QueueLimit(concurrency=1)})
+    ledger.queues.limit("default", QueueLimit(), "ops")
+    ledger.queues.declare_limits({"default": QueueLimit(concurrency=1)})
     for _ in range(3):
         put(ledger)
     assert len(claim_jobs(ledger)) == 3
-    ledger.unlimit_queue("default", "ops")
-    assert ledger.queue_limits() == []
-    ledger.declare_limits({"default": QueueLimit(concurrency=4)})
+    ledger.queues.unlimit("default", "ops")
+    assert ledger.queues.limits() == []
+    ledger.queues.declare_limits({"default": QueueLimit(concurrency=4)})
     assert limits(ledger).limit == QueueLimit(concurrency=4)
-    assert [event.kind for event in ledger.events()].count("queue_limited") == 3
+    assert [event.kind for event in ledger.events.list()].count("queue_limited") == 3
 
 
 def test_many_workers_never_hold_more_than_the_limit(ledger: Ledger, open_again: OpenLedger) -> None:
-    ledger.declare_limits({"default": QueueLimit(concurrency=2)})
-    ledger.enqueue([new_job() for _ in range(60)])
+    ledger.queues.declare_limits({"default": QueueLimit(concurrency=2)})
+    ledger.jobs.enqueue([new_job() for _ in range(60)])
     gate, at_work, most, ended = threading.Lock(), set(), [], []
 
     def work(number: int) -> None:
         mine, worker = open_again(), f"w{number}"
-        mine.register(birth(worker))
+        mine.workers.register(birth(worker))
         while len(ended) < 60:
             for job in claim_jobs(mine, worker, limit=3):
                 with gate:
@@ -194,20 +194,20 @@ def test_a_key_for_a_period_outlives_its_job_and_ends_with_the_period(
     meddler.age_keys(601.0)
     assert put(ledger, **once) not in (first, second), "also while the job still waits"
     meddler.age_keys(601.0)
-    ledger.sweep_kept(10)
+    ledger.maintenance.sweep_kept(10)
     assert meddler.count("unique_keys") == 0
 
 
 def remove_by_retention(ledger: Ledger) -> int:
-    return ledger.sweep_old(0.0, 1e6, 1e6, 100).jobs
+    return ledger.maintenance.sweep_old(0.0, 1e6, 1e6, 100).jobs
 
 
 def remove_by_its_own_keep(ledger: Ledger) -> int:
-    return ledger.sweep_kept(100).jobs
+    return ledger.maintenance.sweep_kept(100).jobs
 
 
 def remove_by_hand(ledger: Ledger) -> int:
-    return ledger.prune(0.0)
+    return ledger.maintenance.prune(0.0)
 
 
 @pytest.mark.parametrize("remove", [remove_by_retention, remove_by_its_own_keep, remove_by_hand])
@@ -221,17 +221,17 @@ def test_a_key_is_good_for_its_whole_period_although_its_job_was_removed(
     turn(ledger, done=[done(job)])
     meddler.age_job(first, 60.0)
     assert remove(ledger) == 1
-    assert ledger.missing([first]) == {first}
+    assert ledger.jobs.missing([first]) == {first}
 
-    assert ledger.enqueue([new_job(**once)]) == [Enqueued(first, fresh=False)], "the removed job still has the key"
+    assert ledger.jobs.enqueue([new_job(**once)]) == [Enqueued(first, fresh=False)], "the removed job still has the key"
     with pytest.raises(DuplicateJob) as caught:
         put(ledger, unique_key="k", more=JobExtras(unique_for_s=3600.0, on_duplicate="refuse"))
     assert caught.value.job_id == first
     assert put(ledger, unique_key="k", more=JobExtras(unique_for_s=3600.0, on_duplicate="replace")) == first
-    assert ledger.count_jobs() == {}
+    assert ledger.jobs.count() == {}
 
     meddler.age_keys(3601.0)
-    ledger.sweep_kept(100)
+    ledger.maintenance.sweep_kept(100)
     assert meddler.count("unique_keys") == 0, "an expired key is removed"
     assert put(ledger, **once) != first
 
@@ -239,10 +239,10 @@ def test_a_key_is_good_for_its_whole_period_although_its_job_was_removed(
 def test_an_operator_may_retry_a_job_whose_period_is_over(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
     once = {"unique_key": "k", "more": JobExtras(unique_for_s=600.0)}
     first = put(ledger, **once)
-    ledger.cancel([first], "ops")
+    ledger.jobs.cancel([first], "ops")
     meddler.age_keys(601.0)
     put(ledger, **once)
-    assert ledger.retry([first], "ops") == {first: "queued"}
+    assert ledger.jobs.retry([first], "ops") == {first: "queued"}
 
 
 @pytest.mark.parametrize("more", [{}, {"unique": "pending"}, {"unique_for_s": 600.0}])
@@ -250,9 +250,9 @@ def test_a_duplicate_is_refused_and_nothing_of_its_batch_is_stored(ledger: Ledge
     first = put(ledger, unique_key="k", more=JobExtras(**more))
     refusing = new_job(unique_key="k", more=JobExtras(on_duplicate="refuse", **more))
     with pytest.raises(DuplicateJob) as caught:
-        ledger.enqueue([new_job(), refusing])
+        ledger.jobs.enqueue([new_job(), refusing])
     assert caught.value.job_id == first
-    assert ledger.count_jobs() == {"pending": 1}
+    assert ledger.jobs.count() == {"pending": 1}
 
 
 @pytest.mark.parametrize("more", [{}, {"unique": "pending"}, {"unique_for_s": 600.0}])
@@ -265,18 +265,18 @@ def test_a_pending_duplicate_is_replaced_and_a_running_one_is_given_back(
     first = put(ledger, **replacing)
     second = put(ledger, **replacing)
     assert state_of(ledger, first) is JobState.CANCELLED
-    [outcome] = ledger.outcomes([first])
+    [outcome] = ledger.jobs.outcomes([first])
     assert outcome.error is not None
     assert outcome.error.cause == f"replaced by job {second}"
     [job] = run(ledger)
     assert job.job_id == second
-    answer = ledger.enqueue([new_job(**replacing)])[0]
+    answer = ledger.jobs.enqueue([new_job(**replacing)])[0]
     assert (answer.job_id == second, answer.fresh) == ((True, False) if "unique" not in more else (False, True))
 
 
 def test_the_last_of_one_batch_replaces_those_before_it(ledger: Ledger, w1: str) -> None:
     replacing = {"unique_key": "k", "more": JobExtras(on_duplicate="replace")}
-    answers = ledger.enqueue([new_job(payload=str(n).encode(), **replacing) for n in range(4)])
+    answers = ledger.jobs.enqueue([new_job(payload=str(n).encode(), **replacing) for n in range(4)])
     [job] = claim_jobs(ledger)
     assert job.payload == b"3"
     assert job.job_id == answers[-1].job_id
@@ -296,7 +296,7 @@ def test_sixteen_threads_with_one_key_leave_one_job(
     def ask(mine: Ledger) -> None:
         ready.wait(30)
         try:
-            answers.append(mine.enqueue([new_job(unique_key="k", more=ties)])[0])
+            answers.append(mine.jobs.enqueue([new_job(unique_key="k", more=ties)])[0])
         except DuplicateJob as error:
             refused.append(error.job_id)
 
@@ -306,7 +306,7 @@ def test_sixteen_threads_with_one_key_leave_one_job(
         thread.start()
     for thread in threads:
         thread.join(60)
-    counts = ledger.count_jobs()
+    counts = ledger.jobs.count()
     assert counts["pending"] == 1
     fresh = [answer for answer in answers if answer.fresh]
     match way:
@@ -325,16 +325,16 @@ def test_sixteen_threads_with_one_key_leave_one_job(
 
 def test_what_was_not_begun_in_time_is_cancelled_and_never_begun(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
     job_id, kept = put(ledger, more=JobExtras(expires_in_s=600.0)), put(ledger)
-    assert ledger.expire_due(10).count == 0
-    assert ledger.expire_due(10).next_in_s == pytest.approx(600.0, abs=10)
+    assert ledger.maintenance.expire_due(10).count == 0
+    assert ledger.maintenance.expire_due(10).next_in_s == pytest.approx(600.0, abs=10)
     meddler.age_expiry(job_id, 601.0)
     # Found by the claim, before the sweep came.
     assert ids(claim_jobs(ledger)) == [kept]
-    [outcome] = ledger.outcomes([job_id])
+    [outcome] = ledger.jobs.outcomes([job_id])
     assert outcome.error is not None
     assert (outcome.state, outcome.error.code) == (JobState.CANCELLED, "EXPIRED")
     assert "600" in (outcome.error.cause or "")
-    assert [event.kind for event in ledger.events(job_id=job_id)] == ["expired"]
+    assert [event.kind for event in ledger.events.list(job_id=job_id)] == ["expired"]
 
 
 def test_the_sweep_cancels_ready_delayed_and_blocked_jobs_and_frees_their_places(
@@ -346,7 +346,7 @@ def test_the_sweep_cancels_ready_delayed_and_blocked_jobs_and_frees_their_places
     later = put(ledger, more=JobExtras(expires_in_s=600.0), delay_s=60.0)
     for job_id in (first, second, later):
         meddler.age_expiry(job_id, 1000.0)
-    assert ledger.expire_due(10).count == 3
+    assert ledger.maintenance.expire_due(10).count == 3
     assert [state_of(ledger, one) for one in (first, second, later)] == [JobState.CANCELLED] * 3
     assert ids(claim_jobs(ledger)) == [third]
 
@@ -358,7 +358,7 @@ def test_what_has_begun_does_not_expire_while_it_waits_for_its_next_try(
     [job] = run(ledger)
     turn(ledger, endings=[failure_retry(job)])
     meddler.age_expiry(job.job_id, 1000.0)
-    assert ledger.expire_due(10).count == 0
+    assert ledger.maintenance.expire_due(10).count == 0
     assert ids(claim_jobs(ledger)) == [job.job_id]
 
 
@@ -367,7 +367,7 @@ def test_a_released_job_still_expires(ledger: Ledger, w1: str, meddler: Backdoor
     [job] = claim_jobs(ledger)
     turn(ledger, release=[release(job)])
     meddler.age_expiry(job.job_id, 1000.0)
-    assert ledger.expire_due(10).count == 1
+    assert ledger.maintenance.expire_due(10).count == 1
 
 
 # Kept for a time of its own ----------------------------------------------------------------------
@@ -381,17 +381,17 @@ def test_a_job_is_kept_as_long_as_its_task_says(ledger: Ledger, w1: str, meddler
     )
     jobs = run(ledger)
     turn(ledger, done=[done(job) for job in jobs])
-    assert ledger.sweep_kept(10).total == 0
+    assert ledger.maintenance.sweep_kept(10).total == 0
     for job_id in (short, longer, plain):
         meddler.age_job(job_id, 1000.0)
-    assert ledger.sweep_kept(10).jobs == 1
-    assert ledger.missing([short, longer, plain]) == {short}
+    assert ledger.maintenance.sweep_kept(10).jobs == 1
+    assert ledger.jobs.missing([short, longer, plain]) == {short}
     # The sweep of all others, and an operator's, leave alone what is to be kept for longer.
-    assert ledger.sweep_old(500.0, 1e6, 1e6, 100).jobs == 1
-    assert ledger.prune(500.0) == 0
-    assert ledger.missing([longer, plain]) == {plain}
+    assert ledger.maintenance.sweep_old(500.0, 1e6, 1e6, 100).jobs == 1
+    assert ledger.maintenance.prune(500.0) == 0
+    assert ledger.jobs.missing([longer, plain]) == {plain}
     meddler.age_job(longer, 10_000.0)
-    assert ledger.prune(500.0) == 1
+    assert ledger.maintenance.prune(500.0) == 1
 
 
 def test_what_is_known_of_a_job_beside_its_work(ledger: Ledger, w1: str) -> None:
@@ -401,7 +401,7 @@ def test_what_is_known_of_a_job_beside_its_work(ledger: Ledger, w1: str) -> None
         unique_key="k",
         more=JobExtras(concurrency_key="l", concurrency_limit=1, expires_in_s=60.0, retain_s=5.0, unique="pending"),
     )
-    known = ledger.links(job_id)
+    known = ledger.jobs.links(job_id)
     assert known is not None
     assert (known.concurrency_key, known.concurrency_limit, known.blocked, known.retain_s, known.unique_for) == (
         "l",
@@ -411,4 +411,4 @@ def test_what_is_known_of_a_job_beside_its_work(ledger: Ledger, w1: str) -> None
         "pending",
     )
     assert known.expires_at == pytest.approx(time.time() + 60.0, abs=10.0)
-    assert ledger.links(999) is None
+    assert ledger.jobs.links(999) is None

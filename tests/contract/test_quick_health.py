@@ -31,7 +31,7 @@ TOLD = frozenset({AlertKind.QUARANTINED, AlertKind.WORKFLOW_PAUSED, AlertKind.WO
 
 
 def reaped(ledger: Ledger) -> None:
-    assert ledger.take_ticket("sweep", 3600.0)
+    assert ledger.maintenance.take_ticket("sweep", 3600.0)
 
 
 def nothing(ledger: Ledger, meddler: Backdoor) -> None:
@@ -44,35 +44,35 @@ def jobs_without_workers(ledger: Ledger, meddler: Backdoor) -> None:
 
 def a_paused_queue(ledger: Ledger, meddler: Backdoor) -> None:
     put(ledger)
-    ledger.pause("default", "me")
+    ledger.queues.pause("default", "me")
 
 
 def a_fleet_that_just_started(ledger: Ledger, meddler: Backdoor) -> None:
-    ledger.register(birth("w1", **CALM))
+    ledger.workers.register(birth("w1", **CALM))
 
 
 def a_fleet_without_a_reaper(ledger: Ledger, meddler: Backdoor) -> None:
-    ledger.register(birth("w1", **CALM))
+    ledger.workers.register(birth("w1", **CALM))
     meddler.age_worker("w1", 3600.0)
 
 
 def a_disabled_worker(ledger: Ledger, meddler: Backdoor) -> None:
     reaped(ledger)
-    ledger.register(birth("w1", **CALM))
-    ledger.register(birth("w2", **CALM))
-    ledger.disable("w1", "broken", "me")
+    ledger.workers.register(birth("w1", **CALM))
+    ledger.workers.register(birth("w2", **CALM))
+    ledger.workers.disable("w1", "broken", "me")
     put(ledger)
 
 
 def a_silent_worker(ledger: Ledger, meddler: Backdoor) -> None:
     reaped(ledger)
-    ledger.register(birth("w1", **CALM))
+    ledger.workers.register(birth("w1", **CALM))
     meddler.age_beat("w1", 60.0)
 
 
 def failing_jobs(ledger: Ledger, meddler: Backdoor) -> None:
     reaped(ledger)
-    ledger.register(birth("w1", **CALM))
+    ledger.workers.register(birth("w1", **CALM))
     for _ in range(5):
         job = running(ledger)
         turn(ledger, endings=[failure(job)])
@@ -81,19 +81,19 @@ def failing_jobs(ledger: Ledger, meddler: Backdoor) -> None:
 
 def jobs_of_which_some_fail(ledger: Ledger, meddler: Backdoor) -> None:
     reaped(ledger)
-    ledger.register(birth("w1", **CALM))
+    ledger.workers.register(birth("w1", **CALM))
     ended(ledger, "add", failed=30, succeeded=70)
 
 
 def jobs_of_which_few_fail(ledger: Ledger, meddler: Backdoor) -> None:
     reaped(ledger)
-    ledger.register(birth("w1", **CALM))
+    ledger.workers.register(birth("w1", **CALM))
     ended(ledger, "add", failed=19, succeeded=81)
 
 
 def a_quarantined_job(ledger: Ledger, meddler: Backdoor) -> None:
     reaped(ledger)
-    ledger.register(birth("w1", **CALM))
+    ledger.workers.register(birth("w1", **CALM))
     job = running(ledger)
     error = JobError("CRASHED_TOO_OFTEN", "It killed 4 runners", "SIGSEGV", {})
     turn(ledger, endings=[Ending(job.job_id, job.token, JobState.QUARANTINED, AttemptState.CRASHED, error=error)])
@@ -102,15 +102,15 @@ def a_quarantined_job(ledger: Ledger, meddler: Backdoor) -> None:
 def a_dead_worker_with_jobs(ledger: Ledger, meddler: Backdoor) -> None:
     reaped(ledger)
     for worker_id in ("w1", "w2"):
-        ledger.register(birth(worker_id, **CALM))
+        ledger.workers.register(birth(worker_id, **CALM))
     running(ledger, "w2")
-    assert ledger.declare_dead("w2", verdict(), GuardNone())
+    assert ledger.recovery.declare_dead("w2", verdict(), GuardNone())
     meddler.age_worker("w2", 60.0)
 
 
 def a_worker_under_which_all_jobs_die(ledger: Ledger, meddler: Backdoor) -> None:
     reaped(ledger)
-    ledger.register(birth("w1", metadata={"health": {"in_a_row": IN_A_ROW, "deaths": IN_A_ROW}}, **CALM))
+    ledger.workers.register(birth("w1", metadata={"health": {"in_a_row": IN_A_ROW, "deaths": IN_A_ROW}}, **CALM))
 
 
 SITUATIONS: list[tuple[Callable[[Ledger, Backdoor], None], dict[Code, str]]] = [
@@ -148,10 +148,10 @@ def test_monitors_the_doctor_alerts_and_the_headline_find_the_same(
     watched = {finding.code: finding for finding in findings if finding.code in WATCHED and finding.severity != "info"}
     assert {code: finding.severity for code, finding in watched.items()} == codes
     failures = look_at_failures(ledger, settings.alerts.failure_rate)
-    found = find_conditions(ledger.look_for_conditions(), settings.alerts, 1.0, failures)
+    found = find_conditions(ledger.events.look_for_conditions(), settings.alerts, 1.0, failures)
     kinds = {AlertKind(kind) for code in codes if (kind := WATCHED[code]) is not None}
     assert {one.kind for one in found} == kinds - TOLD
-    headline = sum_up(dashboard.snapshot(time.time(), ledger.workers(), findings), [])
+    headline = sum_up(dashboard.snapshot(time.time(), ledger.workers.list(), findings), [])
     assert (headline.level == "problem") == worst
     if codes:
         assert any(headline.sentence.startswith(capital(finding.what)) for finding in watched.values())
@@ -169,7 +169,7 @@ def test_every_alert_is_about_something_that_monitors_are_told_of() -> None:
 def test_queues_without_workers_are_named(ledger: Ledger, url: str) -> None:
     put(ledger, queue="it's slow")
     put(ledger, queue="paused")
-    ledger.pause("paused", "me")
+    ledger.queues.pause("paused", "me")
     health = quick_health(ledger, config.build({"url": url}))
     assert health.unserved == ("it's slow",)
     assert health.status == "failing"

@@ -113,7 +113,7 @@ def test_a_patient_job_keeps_its_silent_worker_suspect_while_its_claims_go_back(
     assert stage.record(worker).state is WorkerState.SUSPECT
     assert (stage.state(claimed), stage.state(quick)) == (JobState.PENDING, JobState.FAILED)
     assert stage.state(patient) is JobState.RUNNING
-    answer = stage.ledger.beat(Heartbeat(worker, running=1, processed=0))
+    answer = stage.ledger.workers.beat(Heartbeat(worker, running=1, processed=0))
     assert answer.was_suspect
     assert answer.state is WorkerState.ACTIVE
 
@@ -144,10 +144,10 @@ def test_a_worker_that_beats_in_between_keeps_its_jobs(stage: StoredWorkers, mon
     worker = stage.worker(suspect_after_s=SHORT_S)
     [job] = stage.running(worker)
     stage.silent(worker, SHORT_S)
-    seen = stage.ledger.watch()
-    stage.ledger.beat(Heartbeat(worker, running=1, processed=0))
+    seen = stage.ledger.recovery.watch()
+    stage.ledger.workers.beat(Heartbeat(worker, running=1, processed=0))
     reaper = stage.reaper(QUICK)
-    monkeypatch.setattr(stage.ledger, "watch", lambda host=None: seen)
+    monkeypatch.setattr(stage.ledger.recovery, "watch", lambda host=None: seen)
     done = reaper.sweep()
     assert not done.deaths
     assert stage.state(job) is JobState.RUNNING
@@ -175,7 +175,7 @@ def test_switched_off_recovery_leaves_the_silent_to_an_operator_and_warns_once(
     warnings = [record for record in caplog.records if "left for an operator" in record.getMessage()]
     assert len(warnings) == 1
     # It was only slow: with nothing taken from it, it goes on as if nothing had been.
-    assert stage.ledger.beat(Heartbeat(worker, running=1, processed=0)).state is WorkerState.ACTIVE
+    assert stage.ledger.workers.beat(Heartbeat(worker, running=1, processed=0)).state is WorkerState.ACTIVE
 
 
 def test_half_switched_off_recovery_does_the_other_half(stage: StoredWorkers) -> None:
@@ -222,9 +222,9 @@ def test_a_reaper_killed_after_the_verdict_leaves_the_rest_to_the_next_one(
 def test_a_worker_that_stopped_without_giving_back_costs_no_crash(stage: StoredWorkers) -> None:
     worker = stage.worker()
     [job] = stage.running(worker, policy=RETRY)
-    stage.ledger.retire(worker)
+    stage.ledger.workers.stop(worker)
     assert stage.reaper(Recovery()).sweep().requeued == 1
-    record = stage.ledger.job(job)
+    record = stage.ledger.jobs.get(job)
     assert record is not None
     assert (record.state, record.crash_count) == (JobState.PENDING, 0)
 
@@ -243,7 +243,7 @@ def test_a_burial_takes_everything_in_batches(stage: StoredWorkers) -> None:
 
 def test_burying_somebody_unknown_or_in_order_does_nothing(stage: StoredWorkers) -> None:
     worker = stage.worker(body=stage.body())
-    stage.ledger.retire(worker)
+    stage.ledger.workers.stop(worker)
     for name in (worker, "nobody"):
         assert stage.reaper(Recovery()).report_death(name, Detector.SUPERVISOR, "exited").counts() == {}
     assert stage.record(worker).state is WorkerState.STOPPED
@@ -260,14 +260,14 @@ def test_jobs_whose_code_never_began_return_for_free_and_the_runners_are_gone(
     page.set_runner(0, runner.pid, runner.started)
     worker = stage.worker(body=body, status_page=str(page.path))
     [entered, waiting] = stage.running(worker, 2, policy=RETRY)
-    tokens = {held.job_id: held.token for held in stage.ledger.held(worker)}
+    tokens = {held.job_id: held.token for held in stage.ledger.workers.held(worker)}
     page.enter(0, tokens[entered])
     body.kill()
     done = stage.reaper(Recovery()).sweep()
     assert done.requeued == 2
     assert runner.dead
     assert fork_server.dead
-    spent = {job: stage.ledger.job(job) for job in (entered, waiting)}
+    spent = {job: stage.ledger.jobs.get(job) for job in (entered, waiting)}
     assert {job: record.crash_count for job, record in spent.items() if record} == {entered: 1, waiting: 0}
     assert not page.path.exists()
 
@@ -285,7 +285,7 @@ def test_a_job_past_its_hard_deadline_is_ended_when_its_worker_does_not(stage: S
         if reaper.sweep(ticket=False).failed:
             break
         stage.silent(worker, stage.watch(worker).silent_s + 0.05)
-    record = stage.ledger.job(job)
+    record = stage.ledger.jobs.get(job)
     assert record is not None
     assert record.error is not None
     assert record.error.code == "DEADLINE_EXCEEDED"
@@ -314,7 +314,7 @@ def test_one_round_for_cron_looks_twice_if_no_one_kept_watch(stage: StoredWorker
 
     def road_is_open_again(wait_s: float) -> None:
         looked.append(wait_s)
-        stage.ledger.beat(Heartbeat(worker, running=0, processed=0))
+        stage.ledger.workers.beat(Heartbeat(worker, running=0, processed=0))
 
     assert run_once(stage.ledger, QUICK, pause=road_is_open_again).skipped == ""
     assert looked == [SHORT_S]
@@ -420,7 +420,7 @@ def test_two_reapers_at_once_settle_each_job_once(stage: StoredWorkers) -> None:
     done = [reaper.report_death(worker, Detector.PEER, "its process no longer exists") for reaper in reapers]
     assert sum(round.requeued for round in done) == len(jobs)
     for job in jobs:
-        record = stage.ledger.job(job)
+        record = stage.ledger.jobs.get(job)
         assert record is not None
         # Twenty died together and nobody knows of whom: once each, and as no crash.
         assert (record.crash_count, record.suspected_crashes, record.run_alone) == (0, 1, False)
@@ -440,9 +440,9 @@ def test_whoever_is_left_of_a_half_settled_crowd_is_no_culprit(
             stage.reaper(Recovery()).sweep()
     finally:
         failpoints.arm("")
-    assert len(stage.ledger.held(worker)) == 1
+    assert len(stage.ledger.workers.held(worker)) == 1
     assert stage.reaper(Recovery()).sweep(ticket=False).requeued == 1
-    records = [stage.ledger.job(job) for job in jobs]
+    records = [stage.ledger.jobs.get(job) for job in jobs]
     assert [(job.crash_count, job.suspected_crashes) for job in records if job is not None] == [(0, 1)] * 3
 
 
@@ -458,5 +458,5 @@ def test_a_crowd_that_fills_more_than_one_batch_is_judged_as_one(
     body.kill()
     monkeypatch.setattr(settle, "HELD_BATCH", 3)
     assert stage.reaper(Recovery()).sweep().requeued == 5
-    records = [stage.ledger.job(job) for job in [first, *kept, *later]]
+    records = [stage.ledger.jobs.get(job) for job in [first, *kept, *later]]
     assert [job.crash_count for job in records if job is not None] == [0] * 5

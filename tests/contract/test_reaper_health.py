@@ -22,12 +22,12 @@ def stage(tmp_path: Path) -> Iterator[StoredWorkers]:
 
 
 def sicken(stage: StoredWorkers, worker_id: str) -> str:
-    stage.ledger.beat(Heartbeat(worker_id, 0, 0, metadata=SICK))
+    stage.ledger.workers.beat(Heartbeat(worker_id, 0, 0, metadata=SICK))
     return worker_id
 
 
 def off(stage: StoredWorkers) -> list[str]:
-    return [worker.id for worker in stage.ledger.workers(living_only=True) if worker.disabled is not None]
+    return [worker.id for worker in stage.ledger.workers.list(living_only=True) if worker.disabled is not None]
 
 
 def test_a_round_switches_the_sick_worker_off_and_the_next_one_has_nothing_to_do(stage: StoredWorkers) -> None:
@@ -65,11 +65,11 @@ def test_the_one_switched_off_comes_back_when_the_other_dies(stage: StoredWorker
     stage.reaper(Recovery()).report_death(well, Detector.OPERATOR, "pulled the plug")
     watch.judge(stage.ledger, SweepResult())
     assert off(stage) == []
-    assert "nobody else is left" in stage.ledger.events(worker_id=sick)[-1].message
+    assert "nobody else is left" in stage.ledger.events.list(worker_id=sick)[-1].message
 
 
 def test_what_an_operator_switched_off_stays_off(stage: StoredWorkers) -> None:
     alone = stage.worker()
-    stage.ledger.disable(alone, "maintenance", "ops")
+    stage.ledger.workers.disable(alone, "maintenance", "ops")
     HealthWatch("reaper").judge(stage.ledger, SweepResult())
     assert off(stage) == [alone]

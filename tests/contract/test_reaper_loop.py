@@ -112,12 +112,12 @@ def test_a_crowd_that_asks_at_the_same_moments_keeps_the_watch(stage: StoredWork
     for reaper_loop in crowd:
         reaper_loop._workers = len(crowd)
     due = [(virtual_s[0], number) for number in range(len(crowd))]
-    stage.ledger.keep_watch(Tick(None, 1.0))
+    stage.ledger.recovery.tick(Tick(None, 1.0))
     began_s = virtual_s[0]
     while due[0][0] < began_s + 60.0:
         virtual_s[0], number = heapq.heappop(due)
         heapq.heappush(due, (virtual_s[0] + crowd[number].step() + 0.001, number))
-    assert stage.ledger.keep_watch(Tick(5.0, 1.0)).watched_s == pytest.approx(60.0, abs=5.0)
+    assert stage.ledger.recovery.tick(Tick(5.0, 1.0)).watched_s == pytest.approx(60.0, abs=5.0)
 
 
 def test_an_outage_is_said_once_and_survived(started: list[Any], caplog: pytest.LogCaptureFixture) -> None:
@@ -217,7 +217,7 @@ def test_a_neighbour_that_dies_is_buried_at_once_and_its_retries_are_soon_ready(
     wait_for(lambda: stage.state(job) is JobState.PENDING, "the job back in its queue")
     assert stage.record(other).verdict is not None
     wait_for(lambda: neighbours.holding == set(), "the hold let go")
-    queue = wait_for(lambda: [seen for seen in stage.ledger.queues() if seen.pending == 1], "ready again")
+    queue = wait_for(lambda: [seen for seen in stage.ledger.queues.list() if seen.pending == 1], "ready again")
     assert queue[0].scheduled == 0
 
 
@@ -250,13 +250,13 @@ def test_a_fleet_that_is_born_together_is_looked_at_together(
     mine = stage.worker(body=stage.body())
     reaper = stage.reaper(RARE)
     looks: list[str] = []
-    ring_of = reaper.ledger.peers_of
+    ring_of = reaper.ledger.recovery.peers_of
 
     def counted(*arguments: Any) -> Any:
         looks.append("look")
         return ring_of(*arguments)
 
-    monkeypatch.setattr(reaper.ledger, "peers_of", counted)
+    monkeypatch.setattr(reaper.ledger.recovery, "peers_of", counted)
     neighbours = PeerWatch(reaper, mine)
     started.append(neighbours)
     neighbours.start()
@@ -274,7 +274,7 @@ def test_a_worker_that_stops_in_order_is_let_go_without_a_verdict(stage: StoredW
     started.append(neighbours)
     neighbours.start()
     wait_for(lambda: neighbours.holding == {other}, "a hold on the neighbour")
-    stage.ledger.retire(other)
+    stage.ledger.workers.stop(other)
     body.kill()
     wait_for(lambda: neighbours.holding == set(), "the hold let go")
     assert stage.record(other).state is WorkerState.STOPPED
@@ -290,18 +290,18 @@ def test_a_proof_of_death_is_kept_through_an_outage(
     neighbours.start()
     wait_for(lambda: neighbours.holding == {other}, "a hold on the neighbour")
     tries = threading.Semaphore(0)
-    condemn = stage.ledger.declare_dead
+    condemn = stage.ledger.recovery.declare_dead
 
     def refuse(*_: Any) -> bool:
         tries.release()
         raise LedgerUnavailable("gone fishing")
 
-    monkeypatch.setattr(stage.ledger, "declare_dead", refuse)
+    monkeypatch.setattr(stage.ledger.recovery, "declare_dead", refuse)
     body.kill()
     for _ in range(3):
         assert tries.acquire(timeout=20)
     assert stage.record(other).state is WorkerState.ACTIVE
-    monkeypatch.setattr(stage.ledger, "declare_dead", condemn)
+    monkeypatch.setattr(stage.ledger.recovery, "declare_dead", condemn)
     wait_for(lambda: stage.record(other).state is WorkerState.DEAD, "the proof delivered")
 
 
@@ -337,7 +337,7 @@ def test_promotions_are_bounded_and_the_rest_is_due_at_once(
         calls.append(limit)
         return Promoted(limit, frozenset({"q"}), 5.0)
 
-    monkeypatch.setattr(stage.ledger, "promote_due", endless)
+    monkeypatch.setattr(stage.ledger.maintenance, "promote_due", endless)
     done = stage.reaper(Recovery()).promote()
     assert len(calls) == 10
     assert (done.next_due_in_s, done.queues) == (0.0, {"q"})

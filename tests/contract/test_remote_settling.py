@@ -23,7 +23,7 @@ from unstuck.remote.registry import RemoteWorker
 def test_a_settlement_that_a_lock_holds_up_is_not_late(swept_pg_url: str) -> None:
     ledger = PostgresLedger(Settings(url=swept_pg_url))
     try:
-        ledger.register(birth("w1", transport=Transport.HTTP, suspect_after_s=600, running_stale_after_s=600))
+        ledger.workers.register(birth("w1", transport=Transport.HTTP, suspect_after_s=600, running_stale_after_s=600))
         seat = RemoteWorker("w1", "name-of-w1", None, (QUEUE,), (TASK,), 30.0, 600.0)
         hands = RemoteAttempts(ledger, Settings(url=swept_pg_url), lambda queues: None, seat, LOCAL, Counters())
         job = running(ledger, timeout_s=5.0)
@@ -31,10 +31,10 @@ def test_a_settlement_that_a_lock_holds_up_is_not_late(swept_pg_url: str) -> Non
         said: dict[str, Any] = {"job_id": job.job_id, "token": job.token, "outcome": "succeeded", "result": 3}
         with psycopg.connect(swept_pg_url) as user:
             user.execute("select 1 from unstuck.jobs where id = %s for update", (job.job_id,))
-            assert [one.job_id for one in ledger.overdue(10)] == [job.job_id]
+            assert [one.job_id for one in ledger.recovery.overdue(10)] == [job.job_id]
             with pytest.raises(LedgerBusy):
                 hands.settle([SettleItem(**said)])
-            assert ledger.overdue(10) == []
+            assert ledger.recovery.overdue(10) == []
         assert hands.settle([SettleItem(**said)])[0]["ok"]
         assert state_of(ledger, job.job_id) is JobState.SUCCEEDED
     finally:
@@ -63,7 +63,7 @@ def hands_of(ledger: Any, caller: Caller = LOCAL, name: str = "w1") -> RemoteAtt
 
 
 def test_a_thousand_unknown_outcomes_cost_as_many_reads_as_one(ledger: Ledger) -> None:
-    ledger.register(birth("w1", transport=Transport.HTTP))
+    ledger.workers.register(birth("w1", transport=Transport.HTTP))
     jobs = [running(ledger) for _ in range(5)]
     for verb, made in (
         ("settle", lambda key: SettleItem(**key, outcome="succeeded")),
@@ -82,23 +82,23 @@ def test_a_thousand_unknown_outcomes_cost_as_many_reads_as_one(ledger: Ledger) -
             counted.append(counting.calls)
         assert counted[0] == counted[1], verb
         assert counted[0]["jobs.fates"] == 1
-    assert {job.job_id for job in ledger.held("w1")} == {job.job_id for job in jobs}
+    assert {job.job_id for job in ledger.workers.held("w1")} == {job.job_id for job in jobs}
 
 
 def test_what_became_of_attempts_is_told_alike_by_both_databases(ledger: Ledger) -> None:
-    ledger.register(birth("w1", transport=Transport.HTTP))
-    ledger.register(birth("w2"))
+    ledger.workers.register(birth("w1", transport=Transport.HTTP))
+    ledger.workers.register(birth("w2"))
     held, succeeded, retried = running(ledger), running(ledger), running(ledger)
     turn(ledger, done=[done(succeeded)])
     failed = hands_of(ledger).settle([SettleItem(job_id=retried.job_id, token=retried.token, outcome="interrupted")])
     assert failed[0]["ok"]
-    ledger.retry([retried.job_id], by="test")
+    ledger.jobs.retry([retried.job_id], by="test")
     again = claim_jobs(ledger, "w2")
     assert [job.job_id for job in again] == [retried.job_id]
     keys = [(one.job_id, one.token) for one in (held, succeeded, retried, *again)] + [(10**6, 1), (held.job_id, 10**6)]
     told = [
         (fate.state, fate.holder_id, fate.holder_name, fate.worker_id, fate.last_attempt_state)
-        for fate in ledger.fates(keys)
+        for fate in ledger.jobs.fates(keys)
     ]
     assert told == [
         (JobState.RUNNING, "w1", "name-of-w1", "w1", None),
@@ -108,12 +108,12 @@ def test_what_became_of_attempts_is_told_alike_by_both_databases(ledger: Ledger)
         (None, None, None, None, None),
         (JobState.RUNNING, "w1", "name-of-w1", None, None),
     ]
-    assert [(fate.job_id, fate.token) for fate in ledger.fates(keys)] == keys
+    assert [(fate.job_id, fate.token) for fate in ledger.jobs.fates(keys)] == keys
 
 
 def test_a_caller_that_may_not_read_is_told_nothing_of_jobs_that_were_never_its_own(ledger: Ledger) -> None:
-    ledger.register(birth("w1", transport=Transport.HTTP))
-    ledger.register(birth("w2", transport=Transport.HTTP))
+    ledger.workers.register(birth("w1", transport=Transport.HTTP))
+    ledger.workers.register(birth("w2", transport=Transport.HTTP))
     theirs = running(ledger, worker_id="w2")
     blind = Caller("t", frozenset({Scope.WORKER}), "t1")
     said = [
@@ -128,7 +128,7 @@ def test_a_caller_that_may_not_read_is_told_nothing_of_jobs_that_were_never_its_
     assert seeing["job"]["worker"] == "w2"
     # Its own it hears of, whatever became of it.
     own = running(ledger)
-    ledger.cancel([own.job_id], by="test")
+    ledger.jobs.cancel([own.job_id], by="test")
     ended = hands_of(ledger, blind).settle([SettleItem(job_id=own.job_id, token=own.token, outcome="failed")])[0]
     assert ended["ok"]
     repeated = hands_of(ledger, blind).settle([SettleItem(job_id=own.job_id, token=own.token, outcome="succeeded")])[0]

@@ -25,7 +25,9 @@ OLD_S = 8 * 24 * HOUR_S
 @pytest.fixture
 def w1(ledger: Ledger) -> str:
     """A worker that is given up by no round of these tests, although it sends no heartbeat."""
-    ledger.register(birth("w1", heartbeat_interval_s=100.0, suspect_after_s=1000.0, running_stale_after_s=1000.0))
+    ledger.workers.register(
+        birth("w1", heartbeat_interval_s=100.0, suspect_after_s=1000.0, running_stale_after_s=1000.0)
+    )
     return "w1"
 
 
@@ -61,7 +63,7 @@ def test_a_backlog_of_finished_jobs_is_removed_within_seconds_not_hours(
 
 def test_a_backlog_of_expired_unique_keys_is_removed_within_seconds(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
     # Before, 1,000 a minute at most.
-    ledger.enqueue([new_job(unique_key=f"k{n}", more=JobExtras(unique_for_s=60.0)) for n in range(5_000)])
+    ledger.jobs.enqueue([new_job(unique_key=f"k{n}", more=JobExtras(unique_for_s=60.0)) for n in range(5_000)])
     meddler.age_keys(61.0)
     watch(ledger)
     assert meddler.count("unique_keys") == 0
@@ -119,14 +121,14 @@ def test_jobs_that_stay_do_not_stand_in_the_way_of_those_behind_them(
     ledger: Ledger, w1: str, meddler: Backdoor
 ) -> None:
     # Scheduled for next year, and older than every job that is to go.
-    ledger.enqueue([new_job(delay_s=365 * 24 * HOUR_S) for _ in range(3_000)])
+    ledger.jobs.enqueue([new_job(delay_s=365 * 24 * HOUR_S) for _ in range(3_000)])
     finish(ledger, meddler, 3_000)
     watch(ledger)
     assert meddler.count("jobs") == 3_000
     # A walk that begins anew finds what became old meanwhile.
     finish(ledger, meddler, 10)
     for _ in range(10):
-        ledger.sweep_old(7 * 24 * HOUR_S, OLD_S, OLD_S, 1_000)
+        ledger.maintenance.sweep_old(7 * 24 * HOUR_S, OLD_S, OLD_S, 1_000)
     assert meddler.count("jobs") == 3_000
 
 
@@ -135,8 +137,8 @@ def test_a_job_from_the_future_does_not_stop_retention(ledger: Ledger, w1: str, 
     ahead = finish(ledger, meddler, 500)
     meddler.age_job(ahead, -365 * 24 * HOUR_S - OLD_S)
     for _ in range(10):
-        ledger.sweep_old(7 * 24 * HOUR_S, OLD_S, OLD_S, 50)
-    assert ledger.missing([ahead]) == set()
+        ledger.maintenance.sweep_old(7 * 24 * HOUR_S, OLD_S, OLD_S, 50)
+    assert ledger.jobs.missing([ahead]) == set()
     assert meddler.count("jobs") == 1
 
 
@@ -156,7 +158,7 @@ def test_heartbeats_and_turns_do_not_wait_for_retention(ledger: Ledger, w1: str,
     beside = 0
     removing.wait()
     while removing.is_set():
-        ledger.beat(Heartbeat("w1", 0, 0))
+        ledger.workers.beat(Heartbeat("w1", 0, 0))
         put(ledger)
         turn(ledger, done=[done(job) for job in run(ledger)])
         beside += 1
@@ -172,5 +174,5 @@ def test_dead_rows_that_vacuum_cannot_remove_are_not_read_with_every_walk(
     stays = finish(ledger, meddler, 1)
     meddler.age_job(stays, -OLD_S)
     for _ in range(20):
-        ledger.sweep_old(7 * 24 * HOUR_S, OLD_S, OLD_S, 1_000)
+        ledger.maintenance.sweep_old(7 * 24 * HOUR_S, OLD_S, OLD_S, 1_000)
     assert meddler.rows("select position from retention_positions where name = 'jobs'") == [(stays - 1,)]

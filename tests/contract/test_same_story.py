@@ -91,19 +91,21 @@ class Telling:
         return found
 
     def _seen(self) -> Iterator[tuple[str, Any]]:
-        jobs = [job for found in self._ledger.jobs(JobFilter()) if (job := self._ledger.job(found.id)) is not None]
+        jobs = [
+            job for found in self._ledger.jobs.list(JobFilter()) if (job := self._ledger.jobs.get(found.id)) is not None
+        ]
         jobs.sort(key=lambda job: (job.enqueued_at, job.id))
         for job in jobs:
             self._names.setdefault(job.id, f"job #{len(self._names) + 1}")
             name = self._names[job.id]
             yield name, {**msgspec.structs.asdict(job), "id": JobId(job.id)}
-            yield f"attempts of {name}", self._ledger.attempts(job.id)
-            yield f"outputs of {name}", self._ledger.outputs(job.id)
-            yield f"links of {name}", self._ledger.links(job.id)
-        yield "workers", self._ledger.workers()
-        yield "queues", self._ledger.queues()
-        yield "counts", self._ledger.count_jobs()
-        yield "tasks", self._ledger.tasks()
+            yield f"attempts of {name}", self._ledger.jobs.attempts(job.id)
+            yield f"outputs of {name}", self._ledger.jobs.outputs(job.id)
+            yield f"links of {name}", self._ledger.jobs.links(job.id)
+        yield "workers", self._ledger.workers.list()
+        yield "queues", self._ledger.queues.list()
+        yield "counts", self._ledger.jobs.count()
+        yield "tasks", self._ledger.queues.tasks()
         yield "events", self._events()
         for view, columns in VIEWS.items():
             rows = self._backdoor.rows(f"SELECT {', '.join(columns)} FROM {view}")
@@ -113,7 +115,7 @@ class Telling:
     def _events(self) -> dict[str, list[Any]]:
         """Return the events of each job, of each worker, and of neither: what is written at once has no order."""
         found: dict[str, list[Any]] = {}
-        for event in self._ledger.events(limit=1000):
+        for event in self._ledger.events.list(limit=1000):
             about = f"worker {event.worker_id}" if event.job_id is None else self._name(event.job_id)
             found.setdefault(about, []).append((event.kind, event.worker_id, event.message))
         return found

@@ -27,18 +27,18 @@ NO_PAUSE: Any = {"pause": lambda wait_s: None}
 
 
 def state(ledger: Ledger, job_id: int) -> JobState:
-    record = ledger.job(job_id)
+    record = ledger.jobs.get(job_id)
     assert record is not None
     return record.state
 
 
 def worker(ledger: Ledger, worker_id: str = "w1") -> Any:
-    return next(one for one in ledger.workers() if one.id == worker_id)
+    return next(one for one in ledger.workers.list() if one.id == worker_id)
 
 
 def silent(ledger: Ledger, meddler: Backdoor, rules: RecoveryRules | None, policy: bytes = b"") -> tuple[int, int]:
     """A worker that fell silent long ago with a running and a claimed job; give both."""
-    ledger.register(birth("w1", rules=rules, **ELSEWHERE))
+    ledger.workers.register(birth("w1", rules=rules, **ELSEWHERE))
     runs = running(ledger, policy=policy).job_id
     claimed = put(ledger, policy=policy)
     assert [job.job_id for job in claim_jobs(ledger)] == [claimed]
@@ -92,7 +92,7 @@ def test_a_running_job_is_given_up_after_its_workers_timeout_and_not_after_ours(
     ledger: Ledger, meddler: Backdoor, url: str
 ) -> None:
     facts = {**ELSEWHERE, "suspect_after_s": 5.0, "running_stale_after_s": 7200.0}
-    ledger.register(birth("w1", rules=Recovery().rules, **facts))
+    ledger.workers.register(birth("w1", rules=Recovery().rules, **facts))
     job = running(ledger).job_id
     meddler.age_beat("w1", 3600.0)
     assert "is given up after 2h" in str(Operator(ledger, Settings(url=url)).explain_wait(job))
@@ -102,14 +102,14 @@ def test_a_reaper_that_runs_elsewhere_is_known_to_settle_the_job(ledger: Ledger,
     runs, _ = silent(ledger, meddler, Recovery().rules)
     operator = Operator(ledger, Settings(url=url))
     assert "no living worker is there to settle it" in str(operator.explain_wait(runs))
-    assert ledger.take_ticket("sweep", 60.0)
+    assert ledger.maintenance.take_ticket("sweep", 60.0)
     assert "the reaper settles it in its next rounds" in str(operator.explain_wait(runs))
 
 
 def test_a_worker_that_does_not_want_the_word_of_neighbours_is_not_judged_by_it(ledger: Ledger) -> None:
     gone = {"pid": 2**22 - 1, "process_started": "1", "suspect_after_s": 600.0, "heartbeat_interval_s": 5.0}
-    ledger.register(birth("quiet", rules=RecoveryRules(evidence=()), **gone))
-    ledger.register(birth("usual", rules=RecoveryRules(), **gone))
+    ledger.workers.register(birth("quiet", rules=RecoveryRules(evidence=()), **gone))
+    ledger.workers.register(birth("usual", rules=RecoveryRules(), **gone))
     Reaper(ledger, Recovery(evidence=()), by="reaper").sweep()
     assert worker(ledger, "quiet").state is WorkerState.ACTIVE
     assert worker(ledger, "usual").state is WorkerState.DEAD
@@ -118,12 +118,12 @@ def test_a_worker_that_does_not_want_the_word_of_neighbours_is_not_judged_by_it(
 def test_whether_a_worker_may_be_disabled_is_stored_with_it(ledger: Ledger, meddler: Backdoor) -> None:
     sick = {"health": {"weight": 9.0, "deaths": 9, "jobs": 9, "score": 0.3}}
     calm = {"suspect_after_s": 600.0, "heartbeat_interval_s": 5.0, "pid": os.getpid()}
-    ledger.register(birth("sick", rules=RecoveryRules(auto_disable_unhealthy=False), metadata=sick, **calm))
-    ledger.register(birth("well", rules=RecoveryRules(), metadata={"health": {"weight": 0.0}}, **calm))
-    assert {one.id: one.may_be_disabled for one in ledger.standings()} == {"sick": False, "well": True}
-    assert next(one for one in ledger.standings() if one.id == "sick").health == Health(9.0, 9, 9, 0.3)
+    ledger.workers.register(birth("sick", rules=RecoveryRules(auto_disable_unhealthy=False), metadata=sick, **calm))
+    ledger.workers.register(birth("well", rules=RecoveryRules(), metadata={"health": {"weight": 0.0}}, **calm))
+    assert {one.id: one.may_be_disabled for one in ledger.workers.standings()} == {"sick": False, "well": True}
+    assert next(one for one in ledger.workers.standings() if one.id == "sick").health == Health(9.0, 9, 9, 0.3)
     assert Reaper(ledger, Recovery(), by="reaper").sweep().disabled == 0
-    ledger.register(birth("ill", rules=RecoveryRules(), metadata=sick, **calm))
+    ledger.workers.register(birth("ill", rules=RecoveryRules(), metadata=sick, **calm))
     meddler.expire_ticket("health")
     assert Reaper(ledger, Recovery(auto_disable_unhealthy=False), by="reaper").sweep(ticket=False).disabled == 1
     assert worker(ledger, "ill").disabled is not None
@@ -133,11 +133,11 @@ def test_nothing_is_removed_that_a_worker_of_any_app_keeps(
     ledger: Ledger, meddler: Backdoor, url: str, open_again: OpenLedger
 ) -> None:
     long = Recovery(retention=Retention(jobs="30d", events="30d", workers="30d"))
-    ledger.register(birth("w1", rules=long.rules, **ELSEWHERE))
-    ledger.register(birth("w2", rules=Recovery(retention="1d").rules, **ELSEWHERE))
+    ledger.workers.register(birth("w1", rules=long.rules, **ELSEWHERE))
+    ledger.workers.register(birth("w2", rules=Recovery(retention="1d").rules, **ELSEWHERE))
     job = running(ledger)
     turn(ledger, done=[done(job)])
-    ledger.retire("w1")
+    ledger.workers.stop("w1")
     meddler.age_all_jobs(10 * DAY_S)
     run_once(ledger, Recovery(), **NO_PAUSE)
     assert state(ledger, job.job_id) is JobState.SUCCEEDED
@@ -151,11 +151,11 @@ def test_nothing_is_removed_that_a_worker_of_any_app_keeps(
 
 def test_what_a_worker_stores_comes_back_whole(ledger: Ledger) -> None:
     rules = Recovery(session_grace="9s", evidence="none", check_interval="7s").rules
-    ledger.register(birth("w1", rules=rules))
+    ledger.workers.register(birth("w1", rules=rules))
     assert worker(ledger).rules == rules
-    assert ledger.watch()[0].rules == rules
-    assert ledger.to_judge()[0][0].rules == rules
-    assert ledger.recovery_rules() == [rules]
+    assert ledger.recovery.watch()[0].rules == rules
+    assert ledger.recovery.to_judge()[0][0].rules == rules
+    assert ledger.recovery.rules() == [rules]
     assert worker(ledger).running_stale_after_s == birth().running_stale_after_s
 
 

@@ -30,7 +30,7 @@ def assert_returns(call: Callable[[], object]) -> None:
 
 @pytest.fixture
 def bell(ledger: Ledger, w1: str):  # type: ignore[no-untyped-def]
-    bell = ledger.listen("w1")
+    bell = ledger.workers.listen("w1")
     yield bell
     bell.close()
 
@@ -89,7 +89,7 @@ def test_an_interrupt_before_the_wait_is_not_lost(bell: Listener) -> None:
 
 
 def test_ringing_where_nobody_listens_is_no_error(ledger: Ledger) -> None:
-    ledger.register(birth("deaf"))
+    ledger.workers.register(birth("deaf"))
     ledger.notify(["queue:default", "worker:deaf", "workers"])
     ledger.notify([])
 
@@ -106,27 +106,27 @@ def test_a_full_bell_blocks_nobody(ledger: Ledger, bell: Listener) -> None:
 def test_the_worker_can_beat_while_it_waits_for_the_bell(ledger: Ledger, bell: Listener) -> None:
     thread = threading.Thread(target=bell.wait, args=(FOR_EVER_S,))
     thread.start()
-    assert ledger.beat(Heartbeat("w1", 0, 0)).state is WorkerState.ACTIVE
+    assert ledger.workers.beat(Heartbeat("w1", 0, 0)).state is WorkerState.ACTIVE
     assert thread.is_alive()
     bell.interrupt()
     thread.join()
 
 
 def test_a_ring_that_arrives_during_a_beat_is_heard(pg_ledger: PostgresLedger, pg_url: str) -> None:
-    pg_ledger.register(birth("w1"))
-    bell = pg_ledger.listen("w1")
+    pg_ledger.workers.register(birth("w1"))
+    bell = pg_ledger.workers.listen("w1")
     client = PostgresLedger(Settings(url=pg_url))
     client.notify(["queue:default"])
     # The notify comes with the answer to the beat, before anybody waits for it.
-    pg_ledger.beat(Heartbeat("w1", 0, 0))
+    pg_ledger.workers.beat(Heartbeat("w1", 0, 0))
     assert bell.wait(LONG_S) == frozenset({"queue:default"})
     client.close()
     bell.close()
 
 
 def test_only_what_concerns_the_worker_wakes_it(pg_ledger: PostgresLedger) -> None:
-    pg_ledger.register(birth("w1"))
-    bell = pg_ledger.listen("w1")
+    pg_ledger.workers.register(birth("w1"))
+    bell = pg_ledger.workers.listen("w1")
     pg_ledger.notify(["queue:other", "worker:w2", "queue:default", "worker:w1", "workers"])
     assert bell.wait(LONG_S) == frozenset({"queue:default", "worker:w1", "workers"})
     bell.close()
@@ -135,8 +135,8 @@ def test_only_what_concerns_the_worker_wakes_it(pg_ledger: PostgresLedger) -> No
 def test_with_notify_off_nobody_listens_and_nothing_is_rung(pg_url: str) -> None:
     ledger = PostgresLedger(Settings(url=pg_url, notify=False))
     ledger.migrate()
-    ledger.register(birth("w1"))
-    bell = ledger.listen("w1")
+    ledger.workers.register(birth("w1"))
+    bell = ledger.workers.listen("w1")
     ledger.notify(["queue:default"])
     assert bell.wait(0.05) == frozenset()
     bell.close()
@@ -144,8 +144,8 @@ def test_with_notify_off_nobody_listens_and_nothing_is_rung(pg_url: str) -> None
 
 
 def test_rings_of_many_threads_are_all_heard(pg_ledger: PostgresLedger, pg_url: str) -> None:
-    pg_ledger.register(birth("w1", queues=tuple(f"q{n}" for n in range(200))))
-    bell = pg_ledger.listen("w1")
+    pg_ledger.workers.register(birth("w1", queues=tuple(f"q{n}" for n in range(200))))
+    bell = pg_ledger.workers.listen("w1")
     client = PostgresLedger(Settings(url=pg_url))
 
     def ring(first: int) -> None:

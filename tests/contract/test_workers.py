@@ -27,7 +27,7 @@ from unstuck.worker.watchdog import ProgressClock, Watchdog, Watched
 
 
 def the_worker(ledger: Ledger, worker_id: str = "w1") -> WorkerRecord:
-    return next(worker for worker in ledger.workers() if worker.id == worker_id)
+    return next(worker for worker in ledger.workers.list() if worker.id == worker_id)
 
 
 CLOCKS_S = 0.1
@@ -35,7 +35,7 @@ CLOCKS_S = 0.1
 
 
 def seen(ledger: Ledger, worker_id: str) -> WorkerWatch:
-    return next(worker for worker in ledger.watch() if worker.id == worker_id)
+    return next(worker for worker in ledger.recovery.watch() if worker.id == worker_id)
 
 
 def silent(ledger: Ledger, meddler: Backdoor, worker_id: str, at_least_s: float = 0.5) -> None:
@@ -51,7 +51,7 @@ def silent_only_since(ledger: Ledger, worker_id: str, began_s: float) -> bool:
 
 
 def test_a_newborn_is_active_and_has_beaten_once(ledger: Ledger) -> None:
-    ledger.register(
+    ledger.workers.register(
         birth(
             queues=("a", "b"),
             tasks=(TaskRecord("t1", "a", b"{}", True), TaskRecord("t2", "b")),
@@ -64,18 +64,18 @@ def test_a_newborn_is_active_and_has_beaten_once(ledger: Ledger) -> None:
     assert (worker.verdict, worker.request, worker.stopped_at) == (None, None, None)
     assert worker.created_at == pytest.approx(time.time(), abs=5)
     assert worker.silent_s < 5
-    assert ledger.tasks() == [TaskRecord("t1", "a", b"{}", True), TaskRecord("t2", "b")]
+    assert ledger.queues.tasks() == [TaskRecord("t1", "a", b"{}", True), TaskRecord("t2", "b")]
 
 
 def test_a_later_birth_brings_its_tasks_up_to_date(ledger: Ledger, w1: str) -> None:
-    ledger.register(birth("w2", tasks=(TaskRecord("add", "moved", b"{}"),)))
-    assert ledger.tasks() == [TaskRecord("add", "moved", b"{}")]
+    ledger.workers.register(birth("w2", tasks=(TaskRecord("add", "moved", b"{}"),)))
+    assert ledger.queues.tasks() == [TaskRecord("add", "moved", b"{}")]
 
 
 def test_a_beat_ends_the_silence_and_carries_the_counts(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
     silent(ledger, meddler, "w1")
     began_s = time.monotonic()
-    answer = ledger.beat(Heartbeat("w1", running=3, processed=17))
+    answer = ledger.workers.beat(Heartbeat("w1", running=3, processed=17))
     assert (answer.state, answer.was_suspect, answer.request, answer.cancel) == (WorkerState.ACTIVE, False, None, ())
     worker = the_worker(ledger)
     assert (worker.running, worker.processed) == (3, 17)
@@ -84,103 +84,103 @@ def test_a_beat_ends_the_silence_and_carries_the_counts(ledger: Ledger, w1: str,
 
 
 def test_metadata_changes_only_when_it_is_sent(ledger: Ledger) -> None:
-    ledger.register(birth(metadata={"a": 1}))
-    ledger.beat(Heartbeat("w1", 0, 0))
+    ledger.workers.register(birth(metadata={"a": 1}))
+    ledger.workers.beat(Heartbeat("w1", 0, 0))
     assert the_worker(ledger).metadata == {"a": 1}
-    ledger.beat(Heartbeat("w1", 0, 0, metadata={"b": 2}))
+    ledger.workers.beat(Heartbeat("w1", 0, 0, metadata={"b": 2}))
     assert the_worker(ledger).metadata == {"b": 2}
 
 
 def test_beats_make_no_table_grow(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
     for number in range(20):
-        ledger.beat(Heartbeat("w1", 0, number))
+        ledger.workers.beat(Heartbeat("w1", 0, number))
     assert meddler.count("worker_heartbeats") == 1
-    events = [event.kind for event in ledger.events()]
+    events = [event.kind for event in ledger.events.list()]
     assert len(events) <= 1
 
 
 @pytest.mark.parametrize("who", ["dead", "stopped", "unknown"])
 def test_a_beat_never_raises_the_dead(ledger: Ledger, w1: str, meddler: Backdoor, who: str) -> None:
     if who == "dead":
-        ledger.declare_dead("w1", verdict(), GuardNone())
+        ledger.recovery.declare_dead("w1", verdict(), GuardNone())
     elif who == "stopped":
-        ledger.retire("w1")
-    answer = ledger.beat(Heartbeat("nobody" if who == "unknown" else "w1", 1, 1))
+        ledger.workers.stop("w1")
+    answer = ledger.workers.beat(Heartbeat("nobody" if who == "unknown" else "w1", 1, 1))
     assert answer.state is (WorkerState.STOPPED if who == "stopped" else WorkerState.DEAD)
-    assert not ledger.workers(living_only=True) or who == "unknown"
+    assert not ledger.workers.list(living_only=True) or who == "unknown"
     assert meddler.count("worker_heartbeats") == 1
 
 
 def test_a_suspect_that_beats_was_only_slow(ledger: Ledger, w1: str) -> None:
-    assert ledger.declare_dead("w1", verdict(WorkerState.SUSPECT), GuardNone())
+    assert ledger.recovery.declare_dead("w1", verdict(WorkerState.SUSPECT), GuardNone())
     assert seen(ledger, "w1").state is WorkerState.SUSPECT
-    answer = ledger.beat(Heartbeat("w1", 0, 0))
+    answer = ledger.workers.beat(Heartbeat("w1", 0, 0))
     assert (answer.state, answer.was_suspect) == (WorkerState.ACTIVE, True)
     assert the_worker(ledger).verdict is None
     assert seen(ledger, "w1").suspect_s == 0.0
-    assert not ledger.beat(Heartbeat("w1", 0, 0)).was_suspect
+    assert not ledger.workers.beat(Heartbeat("w1", 0, 0)).was_suspect
 
 
 def test_a_draining_suspect_that_beats_goes_on_draining(ledger: Ledger, w1: str) -> None:
-    ledger.drain("w1")
+    ledger.workers.drain("w1")
     assert the_worker(ledger).state is WorkerState.DRAINING
-    ledger.declare_dead("w1", verdict(WorkerState.SUSPECT), GuardNone())
-    assert ledger.beat(Heartbeat("w1", 0, 0)).state is WorkerState.DRAINING
+    ledger.recovery.declare_dead("w1", verdict(WorkerState.SUSPECT), GuardNone())
+    assert ledger.workers.beat(Heartbeat("w1", 0, 0)).state is WorkerState.DRAINING
 
 
 def test_a_worker_that_shut_down_in_order_is_stopped_and_leaves_what_it_holds_to_the_reaper(
     ledger: Ledger, w1: str
 ) -> None:
     job = running(ledger)
-    ledger.retire("w1")
+    ledger.workers.stop("w1")
     worker = the_worker(ledger)
     assert worker.state is WorkerState.STOPPED
     assert worker.stopped_at is not None
-    assert [held.job_id for held in ledger.held_jobs("w1", 10)] == [job.job_id]
-    assert [watched.id for watched in ledger.watch()] == ["w1"]
+    assert [held.job_id for held in ledger.recovery.held_jobs("w1", 10)] == [job.job_id]
+    assert [watched.id for watched in ledger.recovery.watch()] == ["w1"]
 
 
 def test_the_dead_can_not_be_drained_or_retired(ledger: Ledger, w1: str) -> None:
-    ledger.declare_dead("w1", verdict(), GuardNone())
-    ledger.drain("w1")
-    ledger.retire("w1")
+    ledger.recovery.declare_dead("w1", verdict(), GuardNone())
+    ledger.workers.drain("w1")
+    ledger.workers.stop("w1")
     assert the_worker(ledger).state is WorkerState.DEAD
 
 
 def test_a_worker_hears_what_operators_ask_of_it(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
-    assert ledger.request("w1", "drain", "ops")
-    assert ledger.cancel([job.job_id], "ops") == {job.job_id: "requested"}
-    answer = ledger.beat(Heartbeat("w1", 1, 0))
+    assert ledger.workers.request("w1", "drain", "ops")
+    assert ledger.jobs.cancel([job.job_id], "ops") == {job.job_id: "requested"}
+    answer = ledger.workers.beat(Heartbeat("w1", 1, 0))
     assert (answer.request, answer.cancel) == ("drain", ((job.job_id, job.token),))
     # It is told again until the job has ended: an answer may be lost.
-    assert ledger.beat(Heartbeat("w1", 1, 0)).cancel == ((job.job_id, job.token),)
+    assert ledger.workers.beat(Heartbeat("w1", 1, 0)).cancel == ((job.job_id, job.token),)
     turn(ledger, done=[done(job)])
-    assert ledger.beat(Heartbeat("w1", 0, 1)).cancel == ()
+    assert ledger.workers.beat(Heartbeat("w1", 0, 1)).cancel == ()
 
 
 def test_nothing_can_be_asked_of_the_dead(ledger: Ledger, w1: str) -> None:
-    ledger.declare_dead("w1", verdict(), GuardNone())
-    assert not ledger.request("w1", "stop", "ops")
-    assert not ledger.request("nobody", "stop", "ops")
+    ledger.recovery.declare_dead("w1", verdict(), GuardNone())
+    assert not ledger.workers.request("w1", "stop", "ops")
+    assert not ledger.workers.request("nobody", "stop", "ops")
 
 
 def test_held_is_exactly_what_the_ledger_believes(ledger: Ledger, w1: str, w2: str) -> None:
     job = running(ledger, policy=b"{}", timeout_s=9.0, heartbeat_timeout_s=7.0)
     running(ledger, "w2")
-    [held] = ledger.held("w1")
+    [held] = ledger.workers.held("w1")
     assert (held.job_id, held.token, held.worker_id, held.state) == (job.job_id, job.token, "w1", JobState.RUNNING)
     assert (held.task, held.queue, held.policy, held.failures, held.crashes) == ("add", "default", b"{}", 0, 0)
     assert (held.timeout_s, held.heartbeat_timeout_s, held.cancel_requested) == (9.0, 7.0, False)
     assert 0 <= held.running_s <= held.held_s + 0.001 < 5
-    assert ledger.held("nobody") == []
+    assert ledger.workers.held("nobody") == []
 
 
 def test_the_timeout_of_a_held_job_is_its_own_or_its_workers_or_none(ledger: Ledger, w1: str) -> None:
     running(ledger, heartbeat_timeout_s=7.0)
     running(ledger)
     running(ledger, heartbeat=False, timeout_s=60.0)
-    assert [held.heartbeat_timeout_s for held in ledger.held("w1")] == [7.0, 0.2, None]
+    assert [held.heartbeat_timeout_s for held in ledger.workers.held("w1")] == [7.0, 0.2, None]
 
 
 def test_a_worker_waits_as_long_as_its_most_patient_running_job(ledger: Ledger, w1: str) -> None:
@@ -200,8 +200,8 @@ def test_a_worker_waits_as_long_as_its_most_patient_running_job(ledger: Ledger, 
 
 
 def test_the_reaper_sees_who_it_is(ledger: Ledger) -> None:
-    ledger.register(birth(status_page="/dev/shm/unstuck-w1"))
-    [watched] = ledger.watch()
+    ledger.workers.register(birth(status_page="/dev/shm/unstuck-w1"))
+    [watched] = ledger.recovery.watch()
     facts = birth(status_page="/dev/shm/unstuck-w1")
     for name in (
         "name",
@@ -215,28 +215,28 @@ def test_the_reaper_sees_who_it_is(ledger: Ledger) -> None:
     ):
         assert getattr(watched, name) == getattr(facts, name)
     assert watched.session in (Session.PRESENT, Session.UNKNOWN)
-    assert ledger.watch("another-host") == []
-    assert len(ledger.watch(facts.host)) == 1
+    assert ledger.recovery.watch("another-host") == []
+    assert len(ledger.recovery.watch(facts.host)) == 1
 
 
 def test_the_dead_are_watched_only_while_they_hold_something(ledger: Ledger, w1: str, w2: str) -> None:
     job = running(ledger)
-    ledger.declare_dead("w1", verdict(), GuardNone())
-    ledger.declare_dead("w2", verdict(), GuardNone())
-    assert [worker.id for worker in ledger.watch()] == ["w1"]
-    ledger.settle("w1", [crash(job)], [], GuardNone())
-    assert ledger.watch() == []
+    ledger.recovery.declare_dead("w1", verdict(), GuardNone())
+    ledger.recovery.declare_dead("w2", verdict(), GuardNone())
+    assert [worker.id for worker in ledger.recovery.watch()] == ["w1"]
+    ledger.recovery.settle("w1", [crash(job)], [], GuardNone())
+    assert ledger.recovery.watch() == []
 
 
 def test_neighbours_go_round_in_a_ring(ledger: Ledger) -> None:
     for worker_id in ("a", "b", "c", "d"):
-        ledger.register(birth(worker_id, host="here"))
-    ledger.register(birth("bb", host="elsewhere"))
-    ledger.declare_dead("d", verdict(), GuardNone())
-    assert [worker.id for worker in ledger.peers_of("a", "here", 3)] == ["b", "c"]
-    assert [worker.id for worker in ledger.peers_of("b", "here", 1)] == ["c"]
-    assert [worker.id for worker in ledger.peers_of("c", "here", 3)] == ["a", "b"]
-    assert ledger.peers_of("c", "nowhere", 3) == []
+        ledger.workers.register(birth(worker_id, host="here"))
+    ledger.workers.register(birth("bb", host="elsewhere"))
+    ledger.recovery.declare_dead("d", verdict(), GuardNone())
+    assert [worker.id for worker in ledger.recovery.peers_of("a", "here", 3)] == ["b", "c"]
+    assert [worker.id for worker in ledger.recovery.peers_of("b", "here", 1)] == ["c"]
+    assert [worker.id for worker in ledger.recovery.peers_of("c", "here", 3)] == ["a", "b"]
+    assert ledger.recovery.peers_of("c", "nowhere", 3) == []
 
 
 LONG_S = 600.0
@@ -258,8 +258,8 @@ def foreign(worker_id: str = "f1", name: str = "node", **changes: object) -> New
 
 
 def test_it_is_found_by_id_and_by_name_and_python_workers_are_not(ledger: Ledger, w1: str) -> None:
-    ledger.register(foreign(metadata={"hostname": "far"}))
-    by_id, by_name = ledger.remote_worker("f1"), ledger.remote_worker_named("node")
+    ledger.workers.register(foreign(metadata={"hostname": "far"}))
+    by_id, by_name = ledger.workers.remote("f1"), ledger.workers.find_remote("node")
     assert by_id is not None
     assert by_name is not None
     assert (by_id.id, by_id.transport, by_id.owner, by_id.metadata) == (
@@ -269,45 +269,45 @@ def test_it_is_found_by_id_and_by_name_and_python_workers_are_not(ledger: Ledger
         {"hostname": "far"},
     )
     assert by_name.id == "f1"
-    assert ledger.remote_worker("w1") is None
-    assert ledger.remote_worker_named("name-of-w1") is None
-    assert {worker.id: worker.transport for worker in ledger.workers()} == {
+    assert ledger.workers.remote("w1") is None
+    assert ledger.workers.find_remote("name-of-w1") is None
+    assert {worker.id: worker.transport for worker in ledger.workers.list()} == {
         "w1": Transport.PYTHON,
         "f1": Transport.HTTP,
     }
 
 
 def test_a_name_leads_to_one_living_worker_and_to_the_last_when_none_lives(ledger: Ledger) -> None:
-    ledger.register(foreign("f1"))
-    ledger.register(foreign("f2", tasks=(TaskRecord("stolen", "default"),)))
-    assert ledger.remote_worker("f2") is None
-    assert "stolen" not in {task.name for task in ledger.tasks()}
-    ledger.declare_dead("f1", verdict(), GuardNone())
-    found = ledger.remote_worker_named("node")
+    ledger.workers.register(foreign("f1"))
+    ledger.workers.register(foreign("f2", tasks=(TaskRecord("stolen", "default"),)))
+    assert ledger.workers.remote("f2") is None
+    assert "stolen" not in {task.name for task in ledger.queues.tasks()}
+    ledger.recovery.declare_dead("f1", verdict(), GuardNone())
+    found = ledger.workers.find_remote("node")
     assert found is not None
     assert (found.id, found.state) == ("f1", WorkerState.DEAD)
-    ledger.register(foreign("f2"))
-    found = ledger.remote_worker_named("node")
+    ledger.workers.register(foreign("f2"))
+    found = ledger.workers.find_remote("node")
     assert found is not None
     assert (found.id, found.state) == ("f2", WorkerState.ACTIVE)
 
 
 def test_a_python_worker_and_one_of_another_transport_cannot_share_a_name(ledger: Ledger) -> None:
     python, other = birth("py", name="ada"), birth("http", name="ada", transport=Transport.HTTP)
-    ledger.register(other)
+    ledger.workers.register(other)
     with pytest.raises(NameTaken, match=r"worker over HTTP or ZeroMQ is named 'ada'.*another name"):
-        ledger.register(python)
-    assert [worker.id for worker in ledger.workers()] == ["http"]
+        ledger.workers.register(python)
+    assert [worker.id for worker in ledger.workers.list()] == ["http"]
     # Repeated after a lost answer it changes nothing.
-    ledger.register(other)
-    ledger.retire("http")
-    ledger.register(python)
-    ledger.register(python)
+    ledger.workers.register(other)
+    ledger.workers.stop("http")
+    ledger.workers.register(python)
+    ledger.workers.register(python)
     # Of one app many workers may have the same name.
-    ledger.register(birth("py2", name="ada"))
+    ledger.workers.register(birth("py2", name="ada"))
     with pytest.raises(NameTaken, match="worker in Python is named 'ada'"):
-        ledger.register(birth("http2", name="ada", transport=Transport.HTTP))
-    assert {worker.id for worker in ledger.workers(living_only=True)} == {"py", "py2"}
+        ledger.workers.register(birth("http2", name="ada", transport=Transport.HTTP))
+    assert {worker.id for worker in ledger.workers.list(living_only=True)} == {"py", "py2"}
 
 
 def test_of_two_kinds_that_register_one_name_at_once_one_lives(ledger: Ledger, open_again: OpenLedger) -> None:
@@ -318,7 +318,7 @@ def test_of_two_kinds_that_register_one_name_at_once_one_lives(ledger: Ledger, o
     def register(through: Ledger, number: int, transport: Transport) -> None:
         both.wait()
         try:
-            through.register(birth(f"{transport}{number}", name=f"n{number}", transport=transport))
+            through.workers.register(birth(f"{transport}{number}", name=f"n{number}", transport=transport))
         except NameTaken:
             refused.append(f"{transport}{number}")
 
@@ -329,27 +329,29 @@ def test_of_two_kinds_that_register_one_name_at_once_one_lives(ledger: Ledger, o
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(register_all, (ledger, second), (Transport.PYTHON, Transport.HTTP)))
     assert len(refused) == 50
-    assert sorted(worker.name for worker in ledger.workers(living_only=True)) == sorted(f"n{n}" for n in range(50))
+    assert sorted(worker.name for worker in ledger.workers.list(living_only=True)) == sorted(f"n{n}" for n in range(50))
 
 
 def test_of_many_that_register_one_name_at_once_one_lives(ledger: Ledger, open_again: OpenLedger) -> None:
     ledgers = [open_again() for _ in range(4)]
-    threads = [threading.Thread(target=other.register, args=(foreign(f"f{n}"),)) for n, other in enumerate(ledgers)]
+    threads = [
+        threading.Thread(target=other.workers.register, args=(foreign(f"f{n}"),)) for n, other in enumerate(ledgers)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(ledger.workers()) == 1
+    assert len(ledger.workers.list()) == 1
 
 
 def test_many_beats_are_answered_in_their_order(ledger: Ledger, meddler: Backdoor, w1: str) -> None:
     for n in range(4):
-        ledger.register(foreign(f"f{n}", f"node-{n}"))
-    ledger.declare_dead("f1", verdict(), GuardNone())
-    ledger.retire("f2")
-    ledger.declare_dead("f3", verdict(WorkerState.SUSPECT), GuardNone())
-    ledger.request("f0", "drain", "me")
-    answers = ledger.record_heartbeats(
+        ledger.workers.register(foreign(f"f{n}", f"node-{n}"))
+    ledger.recovery.declare_dead("f1", verdict(), GuardNone())
+    ledger.workers.stop("f2")
+    ledger.recovery.declare_dead("f3", verdict(WorkerState.SUSPECT), GuardNone())
+    ledger.workers.request("f0", "drain", "me")
+    answers = ledger.workers.record_heartbeats(
         [
             RemoteHeartbeat("f3"),
             RemoteHeartbeat("f1"),
@@ -364,84 +366,84 @@ def test_many_beats_are_answered_in_their_order(ledger: Ledger, meddler: Backdoo
         *(WorkerState.STOPPED, WorkerState.DEAD, WorkerState.DEAD),
     ]
     assert (answers[0].was_suspect, answers[2].request) == (True, "drain")
-    ledger.record_heartbeats([RemoteHeartbeat("f0", settled=1)])
-    seen = ledger.remote_worker("f0")
+    ledger.workers.record_heartbeats([RemoteHeartbeat("f0", settled=1)])
+    seen = ledger.workers.remote("f0")
     assert seen is not None
     assert (seen.running, seen.processed, seen.metadata) == (2, 4, {"a": "é"})
-    kinds = [event.kind for event in ledger.events(worker_id="f3")]
+    kinds = [event.kind for event in ledger.events.list(worker_id="f3")]
     assert kinds == ["worker_started", "worker_suspect", "worker_recovered"]
 
 
 def test_a_beat_tells_what_to_cancel_and_that_it_is_switched_off(ledger: Ledger) -> None:
-    ledger.register(foreign())
+    ledger.workers.register(foreign())
     job_id = put(ledger)
     [job] = run(ledger, "f1")
-    ledger.cancel([job_id], "me")
-    ledger.disable("f1", "no", "me")
-    [answer] = ledger.record_heartbeats([RemoteHeartbeat("f1")])
+    ledger.jobs.cancel([job_id], "me")
+    ledger.workers.disable("f1", "no", "me")
+    [answer] = ledger.workers.record_heartbeats([RemoteHeartbeat("f1")])
     assert (answer.cancel, answer.disabled) == (((job.job_id, job.token),), True)
 
 
 def test_a_beat_ends_the_silence(ledger: Ledger, meddler: Backdoor) -> None:
-    ledger.register(foreign())
+    ledger.workers.register(foreign())
     meddler.age_beat("f1", 3600)
-    wait_for(lambda: ledger.watch()[0].silent_s >= 0.5, "the silence")
+    wait_for(lambda: ledger.recovery.watch()[0].silent_s >= 0.5, "the silence")
     began_s = time.monotonic()
-    ledger.record_heartbeats([RemoteHeartbeat("f1")])
-    silent_s = ledger.watch()[0].silent_s
+    ledger.workers.record_heartbeats([RemoteHeartbeat("f1")])
+    silent_s = ledger.recovery.watch()[0].silent_s
     assert silent_s <= time.monotonic() - began_s + 0.1, "no longer than since the beat, but for two clocks"
 
 
 def test_a_late_beat_forgives_nobody(ledger: Ledger, meddler: Backdoor) -> None:
-    ledger.register(foreign("f1", "a"))
-    ledger.register(foreign("f2", "b"))
+    ledger.workers.register(foreign("f1", "a"))
+    ledger.workers.register(foreign("f2", "b"))
     meddler.age_beat("f1", 3600)
     meddler.age_beat("f2", 3600)
-    wait_for(lambda: all(worker.silent_s >= 0.5 for worker in ledger.watch()), "the silence")
-    ledger.record_heartbeats([RemoteHeartbeat("f1")])
-    silent = {worker.id: worker.silent_s for worker in ledger.watch()}
+    wait_for(lambda: all(worker.silent_s >= 0.5 for worker in ledger.recovery.watch()), "the silence")
+    ledger.workers.record_heartbeats([RemoteHeartbeat("f1")])
+    silent = {worker.id: worker.silent_s for worker in ledger.recovery.watch()}
     assert silent["f2"] >= 0.5
 
 
 def test_no_process_of_this_host_is_taken_for_it(ledger: Ledger) -> None:
     # Every fact of a process that is gone, on this very machine: it must prove nothing.
-    ledger.register(foreign(pid=999_999, pid_namespace=host.pid_namespace(), process_started="1"))
-    [worker] = ledger.watch()
+    ledger.workers.register(foreign(pid=999_999, pid_namespace=host.pid_namespace(), process_started="1"))
+    [worker] = ledger.recovery.watch()
     witness = Observer(single_host=ledger.single_host)
     assert not witness.on_this_host(worker)
     assert witness.process_of(worker) is Process.UNKNOWN
-    assert ledger.watch(host.hostname()) == []
-    ledger.register(birth("w1"))
-    assert [seen.id for seen in ledger.peers_of("w1", host.hostname(), 10)] == []
+    assert ledger.recovery.watch(host.hostname()) == []
+    ledger.workers.register(birth("w1"))
+    assert [seen.id for seen in ledger.recovery.peers_of("w1", host.hostname(), 10)] == []
 
 
 def test_it_outlives_a_restart_of_this_machine_and_of_our_session(ledger: Ledger) -> None:
-    ledger.register(foreign(boot_id="another-boot"))
+    ledger.workers.register(foreign(boot_id="another-boot"))
     reaper = Reaper(ledger, Recovery(), by="test")
     reaper.sweep(ticket=False)
-    [worker] = ledger.watch()
+    [worker] = ledger.recovery.watch()
     assert worker.state is WorkerState.ACTIVE
     assert not reaper.observer.rebooted(worker)
     assert worker.silent_s < LONG_S
-    ledger.record_heartbeats([RemoteHeartbeat("f1")])
-    assert ledger.watch()[0].silent_s < 5
+    ledger.workers.record_heartbeats([RemoteHeartbeat("f1")])
+    assert ledger.recovery.watch()[0].silent_s < 5
 
 
 def test_a_round_looks_at_those_alone_of_whom_there_is_something_to_judge(ledger: Ledger, meddler: Backdoor) -> None:
     for worker_id in ("well", "holds", "short", "silent", "suspect", "dead", "stopped", "missing"):
-        ledger.register(foreign(worker_id, f"name-of-{worker_id}"))
-    ledger.register(birth("python"))
+        ledger.workers.register(foreign(worker_id, f"name-of-{worker_id}"))
+    ledger.workers.register(birth("python"))
     for worker_id, timeout_s in (("holds", None), ("short", 0.2), ("dead", None)):
         put(ledger, heartbeat_timeout_s=timeout_s)
         run(ledger, worker_id)
-    ledger.declare_dead("suspect", verdict(WorkerState.SUSPECT), GuardNone())
-    ledger.declare_dead("dead", verdict(), GuardNone())
-    ledger.retire("stopped")
+    ledger.recovery.declare_dead("suspect", verdict(WorkerState.SUSPECT), GuardNone())
+    ledger.recovery.declare_dead("dead", verdict(), GuardNone())
+    ledger.workers.stop("stopped")
     meddler.age_beat("silent", 2 * LONG_S)
     meddler.age_beat("short", 3600)
-    wait_for(lambda: {w.id: w.silent_s for w in ledger.watch()}["short"] >= 0.2, "the silence")
-    workers, well = ledger.to_judge()
-    seen = {worker.id: worker for worker in ledger.watch()}
+    wait_for(lambda: {w.id: w.silent_s for w in ledger.recovery.watch()}["short"] >= 0.2, "the silence")
+    workers, well = ledger.recovery.to_judge()
+    seen = {worker.id: worker for worker in ledger.recovery.watch()}
     for worker in workers:
         # The same words of the same worker, but for the time that has passed since.
         assert (worker.held, worker.waits_for_s, worker.shortest_s, worker.state, worker.session) == (
@@ -458,28 +460,28 @@ def test_a_round_looks_at_those_alone_of_whom_there_is_something_to_judge(ledger
 
 
 def test_it_is_dead_when_its_own_lease_is_over_and_not_before(ledger: Ledger, meddler: Backdoor) -> None:
-    ledger.register(foreign("f1", "patient"))
-    ledger.register(foreign("f2", "tight", suspect_after_s=0.2, running_stale_after_s=0.2))
+    ledger.workers.register(foreign("f1", "patient"))
+    ledger.workers.register(foreign("f2", "tight", suspect_after_s=0.2, running_stale_after_s=0.2))
     put(ledger)
     [job] = claim_jobs(ledger, "f2")
     meddler.age_beat("f2", 3600)
-    wait_for(lambda: {w.id: w.silent_s for w in ledger.watch()}["f2"] >= 0.5, "the silence")
+    wait_for(lambda: {w.id: w.silent_s for w in ledger.recovery.watch()}["f2"] >= 0.5, "the silence")
     reaper = Reaper(ledger, Recovery(), by="test")
     reaper.sweep(ticket=False)
-    states = {worker.id: worker.state for worker in ledger.workers()}
+    states = {worker.id: worker.state for worker in ledger.workers.list()}
     assert states == {"f1": WorkerState.ACTIVE, "f2": WorkerState.DEAD}
-    record = ledger.job(job.job_id)
+    record = ledger.jobs.get(job.job_id)
     assert record is not None
     assert record.state == "pending"
 
 
 def test_what_it_says_of_its_health_does_not_count(ledger: Ledger) -> None:
-    ledger.register(foreign("f1", metadata={"health": {"weight": 10 * DISABLE_AT, "jobs": 50}}))
-    assert [standing.health for standing in ledger.standings()] == [Health()]
+    ledger.workers.register(foreign("f1", metadata={"health": {"weight": 10 * DISABLE_AT, "jobs": 50}}))
+    assert [standing.health for standing in ledger.workers.standings()] == [Health()]
 
 
 def test_whoever_speaks_for_many_hears_every_word(ledger: Ledger, open_again: OpenLedger) -> None:
-    bell = ledger.listen_all()
+    bell = ledger.workers.listen_all()
     wanted = {"queue:any", "worker:f7", "workers"}
     heard: set[str] = set()
     try:
@@ -494,7 +496,7 @@ def test_whoever_speaks_for_many_hears_every_word(ledger: Ledger, open_again: Op
 
 def test_a_listener_is_heard_at_once_by_a_process_that_had_rung_before(ledger: Ledger) -> None:
     ledger.notify(["queue:before"])
-    bell = ledger.listen_all()
+    bell = ledger.workers.listen_all()
     try:
         ledger.notify(["worker:f7"])
         assert "worker:f7" in bell.wait(20.0)
@@ -503,8 +505,8 @@ def test_a_listener_is_heard_at_once_by_a_process_that_had_rung_before(ledger: L
 
 
 def test_a_listener_that_was_killed_is_forgotten_by_the_next(open_again: OpenLedger, ledger: Ledger) -> None:
-    ledger.listen_all().close()
-    bell = open_again().listen_all()
+    ledger.workers.listen_all().close()
+    bell = open_again().workers.listen_all()
     try:
         ledger.notify(["queue:a"])
         assert "queue:a" in bell.wait(20.0)
@@ -514,10 +516,10 @@ def test_a_listener_that_was_killed_is_forgotten_by_the_next(open_again: OpenLed
 
 @pytest.mark.parametrize("living", [True, False])
 def test_clients_can_enqueue_what_only_it_knows(ledger: Ledger, living: bool) -> None:
-    ledger.register(foreign(tasks=(TaskRecord("resize", "images", b"{}"),)))
+    ledger.workers.register(foreign(tasks=(TaskRecord("resize", "images", b"{}"),)))
     if not living:
-        ledger.retire("f1")
-    assert TaskRecord("resize", "images", b"{}") in ledger.tasks()
+        ledger.workers.stop("f1")
+    assert TaskRecord("resize", "images", b"{}") in ledger.queues.tasks()
 
 
 def watchdog(url: str) -> Watchdog:
@@ -526,10 +528,10 @@ def watchdog(url: str) -> Watchdog:
 
 
 def test_the_last_words_stand_in_the_ledger(ledger: Ledger, url: str) -> None:
-    ledger.register(birth())
+    ledger.workers.register(birth())
     watchdog(url)._last_words("alive but doing nothing: its floor has not gone round for 60s")
-    [worker] = ledger.workers()
+    [worker] = ledger.workers.list()
     assert worker.state is WorkerState.DEAD
     assert worker.verdict is not None
     assert (worker.verdict.detector, worker.verdict.by) == (Detector.WATCHDOG, "w1")
-    assert any("its floor has not gone round" in event.message for event in ledger.events(worker_id="w1"))
+    assert any("its floor has not gone round" in event.message for event in ledger.events.list(worker_id="w1"))

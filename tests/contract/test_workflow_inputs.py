@@ -21,7 +21,7 @@ def last_of_three(ledger: Ledger, size: int) -> Claimed:
     tasks.append(NewNode(3, 0, "n3", "task", job=new_job(payload=REFS)))
     edges = (NewEdge(1, 3, True), NewEdge(2, 3, True))
     whole = NewNode(0, None, "all", "group", source=3)
-    ledger.begin_workflow(NewWorkflow("all", new_job(task=ROOT), (whole, *tasks), edges))
+    ledger.workflows.begin(NewWorkflow("all", new_job(task=ROOT), (whole, *tasks), edges))
     result = b'"' + b"x" * (size - 2) + b'"'
     turn(ledger, done=[done(job, result) for job in claim_jobs(ledger, start=2)])
     [last] = claim_jobs(ledger, start=1)
@@ -52,7 +52,7 @@ def map_over(ledger: Ledger, result: bytes) -> list[NodeError | None]:
     each = NewNode(2, 0, "each", "map", source=1, job=new_job(payload=b'{"args":[null],"refs":[[["args",0],-1]]}'))
     whole = NewNode(0, None, "all", "group", source=2)
     edges = (NewEdge(1, 2, True),)
-    workflow = ledger.begin_workflow(NewWorkflow("all", new_job(task=ROOT), (whole, list_node, each), edges))
+    workflow = ledger.workflows.begin(NewWorkflow("all", new_job(task=ROOT), (whole, list_node, each), edges))
     [job] = claim_jobs(ledger, start=1)
     turn(ledger, done=[done(job, result)])
     return [node.error for node in look(ledger, workflow.job_id).nodes]

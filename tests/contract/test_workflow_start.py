@@ -57,14 +57,14 @@ def build(app: App, **options: Any) -> Workflow:
 
 def test_a_workflow_appears_with_the_callers_commit(app: App, ledger: Ledger, connection: Any) -> None:
     run = build(app, concurrency_key="one").start(connection=connection)
-    assert ledger.workflow(run.id) is None
+    assert ledger.workflows.get(run.id) is None
     end(connection, "COMMIT")
-    found = ledger.workflow(run.id)
+    found = ledger.workflows.get(run.id)
     assert found is not None
     assert [node.state.value for node in found.nodes if node.kind == "task"] == ["released", "waiting"]
     # A job that joined a concurrency key in an open transaction is admitted after the commit.
-    ledger.register(birth())
-    ledger.promote_due(10)
+    ledger.workers.register(birth())
+    ledger.maintenance.promote_due(10)
     claimed = claim_jobs(ledger)
     assert [job.job_id for job in claimed] == [node.job_id for node in found.nodes if node.name == "add"]
 
@@ -72,8 +72,8 @@ def test_a_workflow_appears_with_the_callers_commit(app: App, ledger: Ledger, co
 def test_a_workflow_goes_with_the_callers_rollback(app: App, ledger: Ledger, connection: Any) -> None:
     run = build(app).start(connection=connection)
     end(connection, "ROLLBACK")
-    assert ledger.workflow(run.id) is None
-    assert ledger.count_jobs() == {}
+    assert ledger.workflows.get(run.id) is None
+    assert ledger.jobs.count() == {}
 
 
 def test_a_unique_key_finds_the_workflow_of_another_transaction(app: App, connection: Any) -> None:
@@ -92,7 +92,7 @@ def test_a_refused_workflow_leaves_the_callers_transaction_as_it_was(app: App, l
     with pytest.raises(Exception, match="NUL"):
         flow.start(connection=connection)
     end(connection, "COMMIT")
-    assert ledger.count_jobs() == {}
+    assert ledger.jobs.count() == {}
     connection.execute("DROP TABLE orders")
     if isinstance(connection, psycopg.Connection):
         connection.commit()
@@ -103,10 +103,10 @@ def test_a_second_start_is_refused_unless_it_is_asked_for(app: App, ledger: Ledg
     first = flow.start()
     with pytest.raises(ConfigError, match=f"was started already as {first.id}.*again=True"):
         flow.start()
-    assert len(ledger.workflows()) == 1
+    assert len(ledger.workflows.list()) == 1
     second = flow.start(again=True)
     assert second.id != first.id
-    assert len(ledger.workflows()) == 2
+    assert len(ledger.workflows.list()) == 2
 
 
 def test_of_two_starts_at_once_one_is_refused(app: App, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_of_two_starts_at_once_one_is_refused(app: App, ledger: Ledger, monkeypa
     monkeypatch.setattr(kind, "begin", begin_while_another_starts)
     first = flow.start()
     other.join()
-    assert len(ledger.workflows()) == 1
+    assert len(ledger.workflows.list()) == 1
     assert f"was started already as {first.id}" in refused[0]
 
 
@@ -145,14 +145,14 @@ def test_a_start_that_failed_can_be_repeated(app: App, ledger: Ledger, connectio
 
 def test_a_workflow_that_fails_names_the_exception_of_its_node(app: App, ledger: Ledger) -> None:
     run = build(app).start()
-    ledger.register(birth())
+    ledger.workers.register(birth())
     [job] = in_hand(ledger)
     raised = Raised("KeyError", "'gone'", "Traceback: 'gone'")
-    ledger.turn(Turn("w1", endings=(conclude(Attempt(job.job_id, job.token, Policy(), 0, 0), raised),)))
+    ledger.workers.turn(Turn("w1", endings=(conclude(Attempt(job.job_id, job.token, Policy(), 0, 0), raised),)))
     with pytest.raises(TaskFailed, match="KeyError: 'gone'") as failed:
         run.result(timeout=10)
     assert failed.value.remote_type == "KeyError"
-    record = ledger.job(run.id)
+    record = ledger.jobs.get(run.id)
     assert record is not None
     assert record.error is not None
     assert record.error.shown == "KeyError: 'gone'"
@@ -163,5 +163,5 @@ def test_the_key_of_an_ordinary_job_starts_no_workflow(app: App, ledger: Ledger)
     flow = build(app)
     with pytest.raises(DuplicateJob, match=f"Job {job.id} has the unique key 'night' already"):
         flow.start(unique_key="night")
-    assert ledger.workflows() == []
+    assert ledger.workflows.list() == []
     assert flow.start(unique_key="day").fresh

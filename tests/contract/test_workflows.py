@@ -39,11 +39,11 @@ def begin(
     root = new_job(task=ROOT, unique_key=unique_key)
     whole = NewNode(0, None, "all", "group", source=nodes)
     edges = tuple(NewEdge(source, target, True) for source, target in pairs)
-    return ledger.begin_workflow(NewWorkflow("all", root, (whole, *tasks), edges)).job_id
+    return ledger.workflows.begin(NewWorkflow("all", root, (whole, *tasks), edges)).job_id
 
 
 def look(ledger: Ledger, workflow_id: int) -> WorkflowRecord:
-    found = ledger.workflow(workflow_id)
+    found = ledger.workflows.get(workflow_id)
     assert found is not None
     return found
 
@@ -67,17 +67,17 @@ def test_a_repair_looks_at_so_many_nodes_and_the_next_goes_on_behind_them(
             f"UPDATE {table} SET state = 'succeeded', ready = {off}, finished_at = {now} "
             f"WHERE workflow_id = {number} AND place = 1 RETURNING id"
         )
-    found = [[one.workflow_id for one in ledger.repair_workflows(10)] for _ in range(4)]
+    found = [[one.workflow_id for one in ledger.maintenance.repair_workflows(10)] for _ in range(4)]
     assert found == [numbers[1:2], numbers[2:4], numbers[4:], []]
 
 
 def test_a_signal_does_not_wake_the_job_that_stands_for_a_workflow(ledger: Ledger, w1: str) -> None:
     number = begin(ledger, (1, 2))
     # What that job waits for in the ledger has a name, but it is no signal.
-    assert ledger.signal(number, "workflow", b"1", "me") == "workflow"
-    assert ledger.signal(number, "go", b"1", "me") == "workflow"
+    assert ledger.jobs.signal(number, "workflow", b"1", "me") == "workflow"
+    assert ledger.jobs.signal(number, "go", b"1", "me") == "workflow"
     assert state_of(ledger, number) is JobState.WAITING
-    assert ledger.signals(number) == []
+    assert ledger.jobs.signals(number) == []
     for _ in range(2):
         turn(ledger, done=[done(job) for job in claim_jobs(ledger, start=10)])
     assert state_of(ledger, number) is JobState.SUCCEEDED
@@ -92,7 +92,7 @@ def test_who_cancels_a_workflow_with_its_nodes_has_cancelled_the_workflow(
     pending = next(node.job_id for node in look(ledger, number).nodes if node.name == "n2")
     assert pending is not None
     ids = [number, pending] if whole_first else [pending, number]
-    assert ledger.cancel(ids, "me") == {number: "cancelled", pending: "cancelled"}
+    assert ledger.jobs.cancel(ids, "me") == {number: "cancelled", pending: "cancelled"}
     found = look(ledger, number)
     assert found.state is WorkflowState.CANCELLED
     assert {node.name: node.state for node in found.nodes if node.job_id != running.job_id} == {
@@ -111,14 +111,14 @@ def test_a_workflow_whose_key_another_one_has_by_now_is_not_taken_up_again(ledge
     assert look(ledger, number).state is WorkflowState.FAILED
     other = begin(ledger, (1, 2), unique_key="k")
     with pytest.raises(DuplicateJob) as refused:
-        ledger.retry_workflow(number, "me")
+        ledger.workflows.retry(number, "me")
     assert refused.value.job_id == other
-    assert ledger.retry([number, job.job_id], "me") == {number: "duplicate", job.job_id: "duplicate"}
+    assert ledger.jobs.retry([number, job.job_id], "me") == {number: "duplicate", job.job_id: "duplicate"}
     found = look(ledger, number)
     assert (found.state, found.nodes[0].state) == (WorkflowState.FAILED, NodeState.FAILED)
     assert state_of(ledger, job.job_id) is JobState.FAILED
-    ledger.cancel([other], "me")
-    assert ledger.retry_workflow(number, "me")
+    ledger.jobs.cancel([other], "me")
+    assert ledger.workflows.retry(number, "me")
     assert state_of(ledger, job.job_id) is JobState.PENDING
 
 
@@ -145,7 +145,7 @@ def test_what_was_claimed_and_not_begun_is_taken_back_when_its_scope_fails(ledge
     answer = turn(ledger, start=[AttemptRef(third.job_id, third.token)], done=[done(second)])
     assert answer.superseded == {(third.job_id, third.token)}
     assert [node.state for node in look(ledger, number).nodes][1] is NodeState.SUCCEEDED
-    assert ledger.held("w1") == []
+    assert ledger.workers.held("w1") == []
 
 
 def test_the_place_in_a_line_of_what_was_taken_back_is_free(ledger: Ledger, w1: str) -> None:
@@ -165,25 +165,25 @@ def test_of_what_nodes_say_of_their_line_the_last_word_wins(ledger: Ledger, w1: 
         for place, limit in enumerate((2, 1, 2), 1)
     )
     root = NewNode(0, None, "mails", "group", source=1)
-    ledger.begin_workflow(NewWorkflow("mails", new_job(task="unstuck.workflow"), (root, *nodes), ()))
+    ledger.workflows.begin(NewWorkflow("mails", new_job(task="unstuck.workflow"), (root, *nodes), ()))
     assert len(claim_jobs(ledger)) == 2
 
 
 def test_what_stops_after_its_workflow_was_taken_up_again_is_tried_again(ledger: Ledger, w1: str) -> None:
     number = begin(ledger, (1, 2))
     [runs] = claim_jobs(ledger, start=1)
-    ledger.cancel([number], "me")
-    assert ledger.beat(Heartbeat("w1", 1, 0)).cancel == ((runs.job_id, runs.token),)
-    assert ledger.retry_workflow(number, "me")
-    assert ledger.beat(Heartbeat("w1", 1, 0)).cancel == ()
+    ledger.jobs.cancel([number], "me")
+    assert ledger.workers.beat(Heartbeat("w1", 1, 0)).cancel == ((runs.job_id, runs.token),)
+    assert ledger.workflows.retry(number, "me")
+    assert ledger.workers.beat(Heartbeat("w1", 1, 0)).cancel == ()
     # Its worker had heard of it already.
     turn(ledger, endings=[stopped(runs)])
     assert look(ledger, number).state is WorkflowState.RUNNING
     [again] = claim_jobs(ledger, start=1)
     assert again.job_id == runs.job_id
-    assert [one.state for one in ledger.attempts(runs.job_id)][:1] == ["cancelled"]
+    assert [one.state for one in ledger.jobs.attempts(runs.job_id)][:1] == ["cancelled"]
     # Asked anew, it is cancelled for good.
-    assert ledger.cancel([again.job_id], "me") == {again.job_id: "requested"}
+    assert ledger.jobs.cancel([again.job_id], "me") == {again.job_id: "requested"}
     turn(ledger, endings=[stopped(again)])
     assert look(ledger, number).state is WorkflowState.FAILED
 
@@ -191,8 +191,8 @@ def test_what_stops_after_its_workflow_was_taken_up_again_is_tried_again(ledger:
 def test_what_had_not_heard_that_it_should_stop_goes_on_with_its_workflow(ledger: Ledger, w1: str) -> None:
     number = begin(ledger, (1, 2))
     [runs] = claim_jobs(ledger, start=1)
-    ledger.cancel([number], "me")
-    assert ledger.retry_workflow(number, "me")
+    ledger.jobs.cancel([number], "me")
+    assert ledger.workflows.retry(number, "me")
     turn(ledger, done=[done(runs)])
     turn(ledger, done=[done(job) for job in claim_jobs(ledger, start=1)])
     assert look(ledger, number).state is WorkflowState.SUCCEEDED
@@ -202,23 +202,23 @@ def test_all_that_failed_in_a_wide_workflow_is_queued_again(ledger: Ledger, w1: 
     number = begin(ledger, nodes=5, on_crash="retry")
     jobs = claim_jobs(ledger, start=5)
     turn(ledger, endings=[crash(job) for job in jobs[:4]])
-    assert ledger.retry_workflow(number, "me")
+    assert ledger.workflows.retry(number, "me")
     assert {node.state for node in look(ledger, number).nodes} == {NodeState.RELEASED}
     assert [state_of(ledger, job.job_id) for job in jobs[:4]] == [JobState.PENDING] * 4
-    assert [len(ledger.attempts(job.job_id)) for job in jobs[:4]] == [1] * 4
+    assert [len(ledger.jobs.attempts(job.job_id)) for job in jobs[:4]] == [1] * 4
     turn(ledger, done=[done(job) for job in [jobs[4], *claim_jobs(ledger, start=5)]])
     assert look(ledger, number).state is WorkflowState.SUCCEEDED
 
 
 def test_workflows_of_one_state_are_listed_page_by_page(ledger: Ledger, w1: str) -> None:
     numbers = [begin(ledger, nodes=1) for _ in range(6)]
-    ledger.cancel([numbers[1], numbers[3], numbers[5]], "me")
-    newest, *_ = page = ledger.workflows("cancelled", limit=2)
+    ledger.jobs.cancel([numbers[1], numbers[3], numbers[5]], "me")
+    newest, *_ = page = ledger.workflows.list("cancelled", limit=2)
     assert [one.id for one in page] == [numbers[5], numbers[3]]
     assert newest.counts == {"cancelled": 1}
-    assert [one.id for one in ledger.workflows("cancelled", before_id=numbers[3], limit=2)] == [numbers[1]]
-    assert [one.id for one in ledger.workflows("running")] == [numbers[4], numbers[2], numbers[0]]
-    assert [one.id for one in ledger.workflows(before_id=numbers[2])] == [numbers[1], numbers[0]]
+    assert [one.id for one in ledger.workflows.list("cancelled", before_id=numbers[3], limit=2)] == [numbers[1]]
+    assert [one.id for one in ledger.workflows.list("running")] == [numbers[4], numbers[2], numbers[0]]
+    assert [one.id for one in ledger.workflows.list(before_id=numbers[2])] == [numbers[1], numbers[0]]
 
 
 # Rows that lack what they should have -----------------------------------------------------------
@@ -265,7 +265,7 @@ def test_a_node_whose_job_lacks_its_outcome_gets_the_error_that_its_state_means(
     [first] = [node.job_id for node in look(ledger, number).nodes if node.place == 1]
     assert first is not None
     end_by_hand(meddler, dialect, first, state, **columns)
-    assert [one.workflow_id for one in ledger.repair_workflows(10)] == [number]
+    assert [one.workflow_id for one in ledger.maintenance.repair_workflows(10)] == [number]
     [node] = [node for node in look(ledger, number).nodes if node.place == 1]
     assert node.error is not None
     assert (node.state, node.error["code"], node.error["message"]) == (node_state, code, message)
@@ -274,12 +274,12 @@ def test_a_node_whose_job_lacks_its_outcome_gets_the_error_that_its_state_means(
     assert isinstance(given, NodeError)
     assert (given.code, given.message, given.node, given.job_id) == (code, message, "n1", first)
     # The same error for whoever looks at the job itself; a success stays one.
-    record = ledger.job(first)
+    record = ledger.jobs.get(first)
     assert record is not None
     if state != "succeeded":
         assert record.error is not None
         assert record.error.code == ("CANCELLED" if code == "TASK_CANCELLED" else code)
-        [outcome] = ledger.outcomes([first])
+        [outcome] = ledger.jobs.outcomes([first])
         assert outcome.error == record.error
 
 
@@ -300,7 +300,7 @@ def test_a_result_that_is_lost_after_its_node_succeeded_is_an_error_for_those_wh
     meddler.rows(f"UPDATE {table} SET result = NULL WHERE id = {third.job_id} RETURNING id")
     turn(ledger, start=[AttemptRef(second.job_id, second.token)])
     turn(ledger, done=[done(second)])
-    [whole] = ledger.outcomes([number])
+    [whole] = ledger.jobs.outcomes([number])
     assert whole.result is not None
     assert read_result(whole.result).code == "RESULT_NOT_AVAILABLE"
 
@@ -315,7 +315,7 @@ def test_a_map_over_a_lost_result_fails_and_is_not_empty(
     whole = NewNode(0, None, "all", "group", source=2)
     root = new_job(task=ROOT)
     flow = NewWorkflow("all", root, (whole, *tasks), (NewEdge(1, 2, True),))
-    number = ledger.begin_workflow(flow).job_id
+    number = ledger.workflows.begin(flow).job_id
     [first] = [node.job_id for node in look(ledger, number).nodes if node.place == 1]
     table, on_error = (
         ("unstuck_workflow_nodes", "continue") if dialect == "sqlite" else ("unstuck.workflow_nodes", "continue")
@@ -325,8 +325,8 @@ def test_a_map_over_a_lost_result_fails_and_is_not_empty(
     )
     assert first is not None
     end_by_hand(meddler, dialect, first, "succeeded")
-    ledger.repair_workflows(10)
-    [outcome] = ledger.outcomes([number])
+    ledger.maintenance.repair_workflows(10)
+    [outcome] = ledger.jobs.outcomes([number])
     assert outcome.state is JobState.FAILED
     assert outcome.error is not None
     assert outcome.error.code == "RESULT_NOT_AVAILABLE"
@@ -405,22 +405,24 @@ class Play:
             node if node.job is None else msgspec.structs.replace(node, job=new_job(queue=self.queue))
             for node in workflow.nodes
         )
-        self.id = ledger.begin_workflow(msgspec.structs.replace(workflow, nodes=nodes)).job_id
+        self.id = ledger.workflows.begin(msgspec.structs.replace(workflow, nodes=nodes)).job_id
         self.model = Model.of(workflow)
         self.held: dict[str, Claimed] = {}
         self.compare()
 
     def compare(self) -> None:
-        found = self.ledger.workflow(self.id)
+        found = self.ledger.workflows.get(self.id)
         assert found is not None
         assert {node.name: node.state.value for node in found.nodes} == self.model.states()
         assert found.state.value == self.model.state
-        job = self.ledger.job(self.id)
+        job = self.ledger.jobs.get(self.id)
         assert job is not None
         assert (job.finished_at is not None) == (found.finished_at is not None)
 
     def claim(self, limit: int) -> None:
-        names = {node.job_id: node.name for node in getattr(self.ledger.workflow(self.id), "nodes", ()) if node.job_id}
+        names = {
+            node.job_id: node.name for node in getattr(self.ledger.workflows.get(self.id), "nodes", ()) if node.job_id
+        }
         for job in claim_jobs(self.ledger, limit=limit, start=limit, queues=(self.queue,)):
             name = names[job.job_id]
             assert name in self.model.ready()
@@ -453,7 +455,7 @@ class Play:
 
 @pytest.fixture
 def shared(ledger: Ledger) -> Ledger:
-    ledger.register(birth("w1", suspect_after_s=3600.0, running_stale_after_s=3600.0))
+    ledger.workers.register(birth("w1", suspect_after_s=3600.0, running_stale_after_s=3600.0))
     return ledger
 
 
@@ -488,16 +490,16 @@ def test_every_workflow_does_what_the_model_does(shared: Ledger, workflow: NewWo
         assert play.model.state in ("paused", "failed"), "nothing goes on, and nobody is asked"
         taken_up += 1
         if play.model.state == "paused" and data.draw(st.booleans()):
-            assert shared.resume_workflow(play.id, "me")
+            assert shared.workflows.resume(play.id, "me")
             play.model.resume()
         else:
-            assert shared.retry_workflow(play.id, "me")
+            assert shared.workflows.retry(play.id, "me")
             play.model.retry()
         play.compare()
     # Nothing is left for the next one to claim.
     if play.model.state != "succeeded":
-        shared.cancel([play.id], "me")
+        shared.jobs.cancel([play.id], "me")
         left = [Success(job.job_id, job.token, b"0") for job in play.held.values()]
         turn(shared, done=left)
         assert not claim_jobs(shared, queues=(play.queue,))
-    assert not shared.repair_workflows(10)
+    assert not shared.maintenance.repair_workflows(10)

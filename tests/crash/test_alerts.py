@@ -92,7 +92,7 @@ def view(ledger: Ledger, receiver: Receiver) -> TargetStatus:
 
 
 def tell(ledger: Ledger, message: str) -> None:
-    ledger.write_event("crash_loop", message, about="host-1")
+    ledger.events.write("crash_loop", message, about="host-1")
 
 
 def meet(ledger: Ledger, receiver: Receiver) -> None:

@@ -51,7 +51,7 @@ def _on_hosts(fleet: Fleet, road: Proxy) -> tuple[WorkerProcess, str]:
 
 
 def _silent_s(fleet: Fleet, worker_id: str) -> float:
-    [found] = [worker for worker in fleet.ledger.workers() if worker.id == worker_id]
+    [found] = [worker for worker in fleet.ledger.workers.list() if worker.id == worker_id]
     return found.silent_s
 
 

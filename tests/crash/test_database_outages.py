@@ -65,7 +65,7 @@ def test_postgresql_is_stopped_and_started_again(
         # Those that nobody else would take went on all through it: each began once.
         assert notes.read_text().count("begun") == 4
         for job in through + during:
-            assert len(fleet.ledger.attempts(job.id)) == 1
+            assert len(fleet.ledger.jobs.attempts(job.id)) == 1
         for job in again:
             assert job.record().crash_count == 0, "an outage counts for nobody"
         assert_no_worker_declared_dead(fleet)
@@ -87,7 +87,7 @@ def test_every_session_is_terminated(own_server: PgServer, tmp_path: Path) -> No
             time.sleep(0.5)  # The second blow comes while they are reconnecting.
         for job in jobs:
             assert job.result(timeout=60) == "rested"
-            assert len(fleet.ledger.attempts(job.id)) == 1
+            assert len(fleet.ledger.jobs.attempts(job.id)) == 1
         assert all(worker.process.poll() is None for worker in fleet.workers)
     finally:
         fleet.close()
@@ -109,7 +109,7 @@ def test_somebody_else_locks_the_sqlite_file_for_longer_than_the_lease(tmp_path:
         locker.close()
         for job in jobs:
             assert job.result(timeout=60) == "rested"
-            assert len(fleet.ledger.attempts(job.id)) == 1
+            assert len(fleet.ledger.jobs.attempts(job.id)) == 1
         assert fleet.task("add").enqueue(1, 2).result(timeout=30) == 3
         assert_no_worker_declared_dead(fleet)
     finally:
@@ -129,7 +129,7 @@ def test_a_client_enqueues_through_a_short_outage(own_server: PgServer, tmp_path
         own_server.terminate_all()
         # The connection under our feet is gone; the enqueue finds another and stores the job once.
         job = fleet.task("add").enqueue(1, 2)
-        wait_for(lambda: fleet.ledger.count_jobs().get("pending") == 2, "both jobs")
+        wait_for(lambda: fleet.ledger.jobs.count().get("pending") == 2, "both jobs")
         fleet.start()
         assert job.result(timeout=30) == 3
         assert fleet.state(job) is JobState.SUCCEEDED

@@ -57,11 +57,11 @@ def test_a_frozen_worker_wakes_late_and_its_result_is_refused(make_fleet: MakeFl
     wait_for(reborn, "the thawed worker to come back under a new id")
     wait_for(lambda: not any(_alive(pid) for pid in runners), "its old runners to be killed")
     assert fleet.state(job) is JobState.SUCCEEDED
-    attempts = fleet.ledger.attempts(job.id)
+    attempts = fleet.ledger.jobs.attempts(job.id)
     assert [attempt.state for attempt in attempts].count(AttemptState.SUCCEEDED) == 1
     assert attempts[0].worker_id == frozen_id
     assert attempts[0].state is AttemptState.CRASHED
-    old = next(worker for worker in fleet.ledger.workers() if worker.id == frozen_id)
+    old = next(worker for worker in fleet.ledger.workers.list() if worker.id == frozen_id)
     assert old.state is WorkerState.DEAD
     # The one that came back works like any other.
     fleet.workers[-1].stop()
@@ -116,7 +116,7 @@ def test_a_short_freeze_costs_nothing(fleet: Fleet, number: signal.Signals) -> N
     worker.signal_family(number)
     worker.signal_family(signal.SIGCONT)
     assert job.result(timeout=30) == "rested"
-    assert len(fleet.ledger.attempts(job.id)) == 1
+    assert len(fleet.ledger.jobs.attempts(job.id)) == 1
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["all", "worker"])
@@ -138,7 +138,7 @@ def test_a_worker_that_was_frozen_itself_accuses_no_job_of_silence(
     wait_heartbeats(fleet)
     over.touch()
     assert job.result(timeout=30) == "done"
-    assert len(fleet.ledger.attempts(job.id)) == 1
+    assert len(fleet.ledger.jobs.attempts(job.id)) == 1
 
 
 SLOW_HEARTBEATS = {"heartbeat_interval": "1s", "heartbeat_timeout": "2s", "check_interval": "0.25s"}
@@ -163,8 +163,8 @@ def test_a_frozen_worker_is_found_at_the_slowest_heartbeat_that_is_allowed(
     frozen.freeze()
     assert job.result(timeout=TIMEOUT_S) == "quick"
     # With leases this short a healthy worker that gets no processor may be declared dead too.
-    assert frozen_id in [worker.id for worker in fleet.ledger.workers() if worker.state == "dead"]
-    first = fleet.ledger.attempts(job.id)[0]
+    assert frozen_id in [worker.id for worker in fleet.ledger.workers.list() if worker.state == "dead"]
+    first = fleet.ledger.jobs.attempts(job.id)[0]
     assert (first.worker_id, first.state) == (frozen_id, AttemptState.CRASHED)
 
 
@@ -220,7 +220,7 @@ def test_a_worker_frozen_beside_a_long_transaction_is_found_after_it(locked_flee
         time.sleep(LEASE_S / 2 + 1)
     assert job.result(timeout=TIMEOUT_S) == "quick"
     # With a lease this short a healthy worker that gets no processor may be declared dead too.
-    assert frozen_id in [worker.id for worker in fleet.ledger.workers() if worker.state == "dead"]
+    assert frozen_id in [worker.id for worker in fleet.ledger.workers.list() if worker.state == "dead"]
 
 
 @needs_other_boots
@@ -246,7 +246,7 @@ def test_a_worker_killed_on_another_host_is_seen_by_its_session_long_before_its_
         fleet.start("--concurrency", "1", place=Host(host="near"))
         victim.kill_family()
         assert job.result(timeout=TIMEOUT_S) == "quick"
-        [dead] = [worker for worker in fleet.ledger.workers() if worker.state is WorkerState.DEAD]
+        [dead] = [worker for worker in fleet.ledger.workers.list() if worker.state is WorkerState.DEAD]
         assert dead.verdict is not None
         assert dead.verdict.detector is Detector.SESSION
     finally:
@@ -279,14 +279,14 @@ def test_a_worker_cut_off_stops_its_job_before_somebody_else_begins_it(
         # The second attempt has only just begun: the first must be gone already.
         assert not first_runner.is_running() or first_runner.status() == psutil.STATUS_ZOMBIE
         assert job.result(timeout=30) == "quick"
-        record = next(worker for worker in fleet.ledger.workers() if worker.id == far_id)
+        record = next(worker for worker in fleet.ledger.workers.list() if worker.id == far_id)
         assert record.state is WorkerState.DEAD
         assert record.verdict is not None
         assert record.verdict.detector is Detector.LEASE
         proxy.heal()
         wait_for(lambda: (r := far.record()) is not None and r.id != far_id, "the lost worker to come back")
         assert fleet.state(job) is JobState.SUCCEEDED
-        states = [attempt.state for attempt in fleet.ledger.attempts(job.id)]
+        states = [attempt.state for attempt in fleet.ledger.jobs.attempts(job.id)]
         assert states.count(AttemptState.SUCCEEDED) == 1
     finally:
         fleet.close()
@@ -303,6 +303,6 @@ def test_a_short_cut_costs_nothing(ready_pg_url: str, proxy: Proxy, tmp_path: Pa
         proxy.heal()
         for job in jobs:
             assert job.result(timeout=60) == "rested"
-            assert len(fleet.ledger.attempts(job.id)) == 1
+            assert len(fleet.ledger.jobs.attempts(job.id)) == 1
     finally:
         fleet.close()

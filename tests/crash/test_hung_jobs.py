@@ -22,7 +22,7 @@ SEVERAL_SWEEPS = 4
 
 
 def last_autopsy(fleet: Fleet, job_id: int) -> Autopsy:
-    autopsy = fleet.ledger.attempts(job_id)[-1].autopsy
+    autopsy = fleet.ledger.jobs.attempts(job_id)[-1].autopsy
     assert autopsy is not None
     return autopsy
 
@@ -36,7 +36,7 @@ def test_whatever_hangs_past_its_deadline_is_ended_with_its_stack(make_fleet: Ma
         with pytest.raises(DeadlineExceeded) as caught:
             job.result(timeout=MOST_S)
         assert caught.value.code == "DEADLINE_EXCEEDED"
-        first, second = fleet.ledger.attempts(job.id)
+        first, second = fleet.ledger.jobs.attempts(job.id)
         # A deadline asks `retry`, not `on_crash`, and counts as no crash.
         assert (first.state, second.state) == (AttemptState.FAILED, AttemptState.FAILED)
         assert job.record().crash_count == 0
@@ -75,7 +75,7 @@ def test_a_success_that_comes_after_the_deadline_and_before_the_kill_is_a_succes
     job = fleet.task("end_late").enqueue(str(tmp_path / "notes"))
     assert job.result(timeout=MOST_S) == "done, though late"
     assert "broke a limit" in worker.said(), "it was past its deadline"
-    [attempt] = fleet.ledger.attempts(job.id)
+    [attempt] = fleet.ledger.jobs.attempts(job.id)
     assert (attempt.state, attempt.autopsy) == (AttemptState.SUCCEEDED, None)
     assert (tmp_path / "notes").read_text().count("begun") == 1, "it is not done twice"
     assert fleet.task("add").enqueue(1, 2).result(timeout=MOST_S) == 3
@@ -87,7 +87,7 @@ def test_a_c_call_that_our_signal_cuts_short_is_no_success(fleet: Fleet, how: st
     job = fleet.task("hang").enqueue(how)
     with pytest.raises(DeadlineExceeded):
         job.result(timeout=MOST_S)
-    for attempt in fleet.ledger.attempts(job.id):
+    for attempt in fleet.ledger.jobs.attempts(job.id):
         assert attempt.autopsy is not None
         assert attempt.autopsy.signals == ("stack noted", "SIGTERM"), "it is obeyed at once"
         assert "in _hang" in attempt.autopsy.stack
@@ -128,7 +128,7 @@ def test_an_async_job_past_its_deadline_is_cancelled_and_its_siblings_go_on(flee
     assert "in hang_async" in autopsy.stack
     for sibling in siblings:
         assert sibling.result(timeout=MOST_S) == "rested"
-        assert len(fleet.ledger.attempts(sibling.id)) == 1
+        assert len(fleet.ledger.jobs.attempts(sibling.id)) == 1
 
 
 def test_an_async_job_that_will_not_stop_takes_its_loop_along_and_nobody_else_is_blamed(make_fleet: MakeFleet) -> None:
@@ -144,7 +144,7 @@ def test_an_async_job_that_will_not_stop_takes_its_loop_along_and_nobody_else_is
         assert sibling.result(timeout=MOST_S) == "quick"
         record = sibling.record()
         assert (record.crash_count, record.suspected_crashes) == (0, 0)
-        first = fleet.ledger.attempts(sibling.id)[0].autopsy
+        first = fleet.ledger.jobs.attempts(sibling.id)[0].autopsy
         assert first is not None
         assert first.kind is DeathKind.SHARED
         assert f"job {job.id}" in first.summary
@@ -184,7 +184,7 @@ def test_who_holds_the_interpreter_of_a_shared_loop_is_not_known_and_all_are_sus
     assert sibling.result(timeout=MOST_S) == "quick"
     record = sibling.record()
     assert (record.crash_count, record.suspected_crashes) == (0, 1)
-    first = fleet.ledger.attempts(sibling.id)[0].autopsy
+    first = fleet.ledger.jobs.attempts(sibling.id)[0].autopsy
     assert first is not None
     assert "in whichever job" in first.summary
 
@@ -306,7 +306,7 @@ def test_progress_is_seen_while_the_job_runs(fleet: Fleet, tmp_path: Path) -> No
     job = fleet.task("work_with_signs").enqueue(60, how="progress")
 
     def seen() -> bool:
-        found = fleet.ledger.progress([job.id]).get(job.id)
+        found = fleet.ledger.jobs.progress([job.id]).get(job.id)
         return found is not None and (found.done or 0) >= 2 and found.total == 60 and found.message.startswith("step")
 
     wait_for(seen, "progress in the ledger")
@@ -322,7 +322,7 @@ def hold_the_gil(fleet: Fleet, pipe: Path) -> Job:
     job = fleet.task("hold_the_gil_until_opened").enqueue(str(pipe))
 
     def busy() -> bool:
-        found = fleet.ledger.progress([job.id]).get(job.id)
+        found = fleet.ledger.jobs.progress([job.id]).get(job.id)
         return found is not None and found.busy_since is not None and found.busy_since < time.time()
 
     wait_for(busy, "the silence in the ledger")
@@ -335,7 +335,7 @@ def test_a_silent_interpreter_is_shown_and_no_verdict(fleet: Fleet, tmp_path: Pa
     assert fleet.state(job) is JobState.RUNNING
     with (tmp_path / "pipe").open("r+b", buffering=0):
         assert job.result(timeout=MOST_S) == "held"
-    assert len(fleet.ledger.attempts(job.id)) == 1
+    assert len(fleet.ledger.jobs.attempts(job.id)) == 1
 
 
 def test_a_silent_interpreter_is_a_verdict_where_the_task_says_so(make_fleet: MakeFleet) -> None:
@@ -364,7 +364,7 @@ def test_a_job_over_its_memory_limit_is_ended_alone(fleet: Fleet) -> None:
     assert autopsy.memory_bytes is not None
     assert 150_000_000 < autopsy.memory_bytes < 2_000_000_000
     assert "in eat_over_limit" in autopsy.stack
-    assert fleet.ledger.attempts(job.id)[-1].state is AttemptState.CRASHED
+    assert fleet.ledger.jobs.attempts(job.id)[-1].state is AttemptState.CRASHED
     assert sibling.result(timeout=MOST_S) == "rested"
     assert worker.process.poll() is None
     assert not issubclass(JobQuarantined, OutOfMemory)
@@ -398,7 +398,7 @@ def test_c_code_that_holds_the_gil_for_three_timeouts_costs_no_job(make_fleet: M
     wait_heartbeats(fleet, SEVERAL_SWEEPS)
     with (tmp_path / "pipe").open("r+b", buffering=0):
         assert job.result(timeout=60) == "held"
-    assert len(fleet.ledger.attempts(job.id)) == 1
+    assert len(fleet.ledger.jobs.attempts(job.id)) == 1
 
 
 @pytest.mark.long
@@ -408,7 +408,7 @@ def test_c_code_that_really_holds_the_gil_for_three_timeouts_costs_no_job(make_f
     fleet.start("--concurrency", "2")
     job = fleet.task("hold_the_gil").enqueue(30.0)
     assert job.result(timeout=90) == "held"
-    assert len(fleet.ledger.attempts(job.id)) == 1
+    assert len(fleet.ledger.jobs.attempts(job.id)) == 1
 
 
 def test_a_healthy_job_of_ten_timeouts_runs_once(make_fleet: MakeFleet, tmp_path: Path) -> None:
@@ -426,5 +426,5 @@ def test_a_healthy_job_of_ten_timeouts_runs_once(make_fleet: MakeFleet, tmp_path
     over.touch()
     for job in jobs:
         assert job.result(timeout=60) == "rested"
-        assert len(fleet.ledger.attempts(job.id)) == 1
+        assert len(fleet.ledger.jobs.attempts(job.id)) == 1
     assert [file.read_text().count("begun") for file in notes] == [1, 1]

@@ -39,7 +39,7 @@ def test_a_worker_whose_road_falls_silent_takes_another_and_settles_what_ended_m
             assert SAID in worker.said()
             assert "Connected to PostgreSQL again" in worker.said()
             assert worker.id == worker_id, "it lost no lease"
-            assert len(fleet.ledger.attempts(job.id)) == 1
+            assert len(fleet.ledger.jobs.attempts(job.id)) == 1
         finally:
             fleet.close()
 
@@ -80,10 +80,10 @@ def test_a_server_that_hangs_for_longer_than_every_lease_costs_no_job(own_server
         gate.touch()
         for job in (during, through):
             assert job.result(timeout=60) == "rested"
-            assert len(fleet.ledger.attempts(job.id)) == 1
+            assert len(fleet.ledger.jobs.attempts(job.id)) == 1
         assert notes.read_text().count("begun") == 2
         assert {worker.id for worker in workers} == ids
-        states = {record.state for record in fleet.ledger.workers() if record.id in ids}
+        states = {record.state for record in fleet.ledger.workers.list() if record.id in ids}
         assert states <= {WorkerState.ACTIVE, WorkerState.SUSPECT}
         assert fleet.state(through) is JobState.SUCCEEDED
     finally:

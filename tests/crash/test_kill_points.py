@@ -36,9 +36,11 @@ WORKER_POINTS = [
 
 
 def check_all_ended(fleet: Fleet, ids: list[int]) -> None:
-    wait_for(lambda: len(fleet.ledger.outcomes(ids)) == len(ids), "every job to end")
+    wait_for(lambda: len(fleet.ledger.jobs.outcomes(ids)) == len(ids), "every job to end")
     check_history(fleet.ledger, ids)
-    assert not [worker for worker in fleet.ledger.watch() if worker.held], "somebody still holds a finished job"
+    assert not [worker for worker in fleet.ledger.recovery.watch() if worker.held], (
+        "somebody still holds a finished job"
+    )
 
 
 @pytest.mark.parametrize("point", WORKER_POINTS)
@@ -91,7 +93,7 @@ def test_a_client_is_killed_inside_enqueue(fleet: Fleet, point: str, stored: int
     surroundings = {**os.environ, "UNSTUCK_URL": fleet.url, "UNSTUCK_FAILPOINTS": point}
     client = processes.run("unstuck.cli.main", "enqueue", "add", "1", "2", "--app", TASKS, cwd=ROOT, env=surroundings)
     assert client.returncode == -signal.SIGKILL, client.stderr
-    assert fleet.ledger.count_jobs().get("pending", 0) == stored
+    assert fleet.ledger.jobs.count().get("pending", 0) == stored
     # Nothing is left locked behind it.
     assert fleet.task("add").enqueue(1, 2).record().state is JobState.PENDING
 
@@ -124,7 +126,7 @@ def test_a_runner_is_killed_around_user_code(fleet: Fleet, point: str) -> None:
     check_all_ended(fleet, [plain.id, again.id])
     assert fleet.state(plain) is JobState.FAILED
     assert fleet.state(again) is JobState.QUARANTINED
-    assert all(attempt.state is AttemptState.CRASHED for attempt in fleet.ledger.attempts(again.id))
+    assert all(attempt.state is AttemptState.CRASHED for attempt in fleet.ledger.jobs.attempts(again.id))
 
 
 QUICK = {"heartbeat_interval": "0.3s", "heartbeat_timeout": "20s"}
@@ -159,11 +161,11 @@ def test_a_job_whose_runner_we_killed_is_handed_in_by_its_policy_and_never_given
     wait_for(lambda: not runner.is_running() or runner.status() == psutil.STATUS_ZOMBIE, "the end of the runner")
     meddle(f"worker_id = '{worker.id}' where id = {job.id}")
     # On the way back to the queue for free it would begin again.
-    wait_for(lambda: fleet.ledger.attempts(job.id)[0].ended_at is not None, "the end of the attempt")
-    assert fleet.ledger.attempts(job.id)[0].state is AttemptState.CRASHED
+    wait_for(lambda: fleet.ledger.jobs.attempts(job.id)[0].ended_at is not None, "the end of the attempt")
+    assert fleet.ledger.jobs.attempts(job.id)[0].state is AttemptState.CRASHED
     fleet.wait_final(job)
     assert fleet.state(job) is end
-    attempts = fleet.ledger.attempts(job.id)
+    attempts = fleet.ledger.jobs.attempts(job.id)
     assert notes.read_text().count("begun") == len(attempts) == (1 if end is JobState.FAILED else 2)
     assert "the ledger said for a while that it was not ours" in (attempts[0].cause or "")
     assert job.record().crash_count == 0, "the job is not to blame"

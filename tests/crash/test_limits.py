@@ -42,7 +42,7 @@ def test_a_fork_bomb_is_ended_and_nothing_of_it_survives(make_fleet: MakeFleet) 
         bomb.result(timeout=BOMB_S - 5)
     assert caught.value.code == "WORKER_CRASHED"
     assert str(caught.value.cause) == f"killed by SIGKILL (signal 9): it started more than {MOST} processes"
-    [attempt] = fleet.ledger.attempts(bomb.id)
+    [attempt] = fleet.ledger.jobs.attempts(bomb.id)
     assert attempt.autopsy is not None
     assert attempt.autopsy.kind is DeathKind.PROCESS_LIMIT
     wait_for(lambda: of_the_fleet(fleet) <= {process.pid for process in worker.family()}, "the crowd to be gone", 10)
@@ -71,7 +71,7 @@ def test_a_double_forked_grandchild_dies_with_a_runner_that_dies(fleet: Fleet, t
         job.result(timeout=30)
     assert caught.value.code == "WORKER_CRASHED"
     assert str(caught.value.cause) == "exited with code 3"
-    [attempt] = fleet.ledger.attempts(job.id)
+    [attempt] = fleet.ledger.jobs.attempts(job.id)
     assert attempt.autopsy is not None
     assert (attempt.autopsy.kind, attempt.autopsy.exit_code) == (DeathKind.EXIT, 3)
     wait_for(lambda: not psutil.pid_exists(int(notes.read_text().split()[0])), "the grandchild to be gone")
@@ -104,7 +104,7 @@ def test_a_flood_of_output_is_bounded_while_it_lasts_and_in_the_ledger(
             job.result(timeout=30)
         assert caught.value.code == "WORKER_CRASHED"
         assert str(caught.value.cause) == "killed by SIGABRT (signal 6)"
-        [attempt] = fleet.ledger.attempts(job.id)
+        [attempt] = fleet.ledger.jobs.attempts(job.id)
         assert attempt.autopsy is not None
         assert (attempt.autopsy.kind, attempt.autopsy.signal) == (DeathKind.SIGNAL, "SIGABRT")
         assert attempt.autopsy.stdout.endswith("died of abort"), "its last words"
@@ -113,7 +113,7 @@ def test_a_flood_of_output_is_bounded_while_it_lasts_and_in_the_ledger(
         assert attempt.autopsy.seen_after_s < 30
     else:
         assert job.result(timeout=30) == "printed"
-    [output] = fleet.ledger.outputs(job.id)
+    [output] = fleet.ledger.jobs.outputs(job.id)
     assert output.stdout.startswith(b"first words\nxxx")
     assert output.stdout.endswith(b"died of abort\n" if how else b"xx\nlast words\n")
     assert b"bytes left out" in output.stdout
@@ -139,7 +139,7 @@ def test_a_job_that_eats_all_memory_is_told_from_one_that_was_killed(memory_cgro
         assert cause.startswith("killed by SIGKILL (signal 9): out of memory: the kernel killed 1 process just then")
         assert "in the worker's cgroup (" in cause, cause
         assert f"its cgroup may hold {CGROUP_MB} MB and once held {CGROUP_MB} MB" in cause
-        [attempt] = fleet.ledger.attempts(feast.id)
+        [attempt] = fleet.ledger.jobs.attempts(feast.id)
         assert attempt.autopsy is not None
         assert (attempt.autopsy.kind, attempt.autopsy.sure) == (DeathKind.OUT_OF_MEMORY, True)
         # Just after it, in the same place, and no memory was wanting.

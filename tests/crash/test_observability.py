@@ -185,7 +185,7 @@ def test_one_trace_from_the_enqueue_through_a_retry(make_fleet: MakeFleet, url: 
 
 def test_who_does_not_trace_stores_nothing_and_imports_nothing(fleet: Fleet) -> None:
     job = fleet.task("add").enqueue(1, 2)
-    record = fleet.ledger.job(job.id)
+    record = fleet.ledger.jobs.get(job.id)
     assert record is not None
     assert record.payload == b'{"args":[1,2]}'
     said = subprocess.run(

@@ -38,7 +38,7 @@ class LockedFleet(Fleet):
 
 
 def deaths(fleet: Fleet) -> list[str]:
-    return [worker.id for worker in fleet.ledger.workers() if worker.state is WorkerState.DEAD]
+    return [worker.id for worker in fleet.ledger.workers.list() if worker.state is WorkerState.DEAD]
 
 
 def work_beside(fleet: LockedFleet) -> None:
@@ -91,7 +91,7 @@ def hold_key(fleet: LockedFleet, connection: psycopg.Connection[Any]) -> Job[Any
 
 
 def ticks_of(fleet: Fleet, schedule: str) -> list[str]:
-    jobs = fleet.ledger.jobs(JobFilter(limit=1000))
+    jobs = fleet.ledger.jobs.list(JobFilter(limit=1000))
     return [job.enqueued_by for job in jobs if (job.enqueued_by or "").startswith(f"schedule {schedule} ")]  # type: ignore[misc]
 
 
@@ -127,7 +127,7 @@ def test_a_transaction_replaces_a_waiting_job_of_a_concurrency_key(fleet: Locked
 
 
 def holds(fleet: Fleet, worker: Any, job: Job[Any]) -> bool:
-    record = fleet.ledger.job(job.id)
+    record = fleet.ledger.jobs.get(job.id)
     return record is not None and record.worker_id == worker.id
 
 
@@ -144,7 +144,7 @@ def test_a_transaction_replaces_the_job_that_has_the_only_place(fleet: LockedFle
     assert newest.result(timeout=10) == 3
     assert [job.result(timeout=30) for job in (behind, other)] == ["bob", "bob"]
     assert fleet.state(ready) is JobState.CANCELLED
-    assert not [event for event in fleet.ledger.events(limit=1000) if event.kind == "line_repaired"]
+    assert not [event for event in fleet.ledger.events.list(limit=1000) if event.kind == "line_repaired"]
 
 
 def test_a_session_holds_the_row_of_a_running_job(fleet: LockedFleet) -> None:
@@ -160,7 +160,7 @@ def test_a_session_holds_the_row_of_a_running_job(fleet: LockedFleet) -> None:
         assert fleet.state(job) is JobState.RUNNING
     assert job.result(timeout=30) == "slept"
     assert deaths(fleet) == []
-    record = fleet.ledger.job(job.id)
+    record = fleet.ledger.jobs.get(job.id)
     assert record is not None
     assert record.attempt == 1
 
@@ -173,7 +173,9 @@ def test_an_outcome_waits_for_a_lock_until_long_after_the_deadline_of_its_job(fl
         fleet.task("add").options(unique_key="held", connection=connection).enqueue(1, 2)
         job = fleet.task("hand_on").enqueue("held")
         wait_for(lambda: "cannot be written yet" in fleet.workers[0].said(), "the outcome to be deferred")
-        wait_for(lambda: fleet.ledger.deferred_outcome(job.id) is not None, "the ledger to know that its code ended")
+        wait_for(
+            lambda: fleet.ledger.jobs.deferred_outcome(job.id) is not None, "the ledger to know that its code ended"
+        )
         meddler.age_job(job.id, 600.0)
         swept_s = last_sweep_s(meddler)
         wait_for(lambda: last_sweep_s(meddler) > swept_s + 2, "reapers to look for jobs past their deadline")
@@ -184,7 +186,7 @@ def test_an_outcome_waits_for_a_lock_until_long_after_the_deadline_of_its_job(fl
         assert "; its last statement: " in story.next
         connection.commit()
     assert job.result(timeout=30) == "handed on"
-    wait_for(lambda: fleet.ledger.deferred_outcome(job.id) is None, "the note to be removed")
+    wait_for(lambda: fleet.ledger.jobs.deferred_outcome(job.id) is None, "the note to be removed")
 
 
 @pytest.mark.long
@@ -194,7 +196,9 @@ def test_a_worker_that_must_leave_beside_a_lock_names_the_outcome_that_it_loses(
     with psycopg.connect(fleet.url) as connection:
         fleet.task("add").options(unique_key="held", connection=connection).enqueue(1, 2)
         job = fleet.task("hand_on").enqueue("held")
-        wait_for(lambda: fleet.ledger.deferred_outcome(job.id) is not None, "the ledger to know that its code ended")
+        wait_for(
+            lambda: fleet.ledger.jobs.deferred_outcome(job.id) is not None, "the ledger to know that its code ended"
+        )
         fleet.reinforce()
         leaving.stop()
         said = leaving.said()
@@ -202,7 +206,7 @@ def test_a_worker_that_must_leave_beside_a_lock_names_the_outcome_that_it_loses(
         assert f"job_id={job.id}" in said
         assert "could not be reached" not in said
         fleet.wait_final(job)
-    record = fleet.ledger.job(job.id)
+    record = fleet.ledger.jobs.get(job.id)
     assert record is not None
     assert (record.state, record.attempt) == (JobState.FAILED, 1)
     assert record.error is not None

@@ -52,7 +52,7 @@ def test_every_way_of_dying_is_named(fleet: Fleet, how: str, words: str) -> None
     with pytest.raises(TaskFailed):
         failing.result(timeout=30)
     lines = [line for line in worker.said().splitlines() if f"job_id={failing.id} " in line]
-    assert len(lines) == len(fleet.ledger.attempts(failing.id))
+    assert len(lines) == len(fleet.ledger.jobs.attempts(failing.id))
     assert all("RuntimeError: no such customer" in line for line in lines)
     assert " Job failed [" in lines[-1]
 
@@ -66,7 +66,7 @@ def test_a_job_that_kills_four_times_is_quarantined(fleet: Fleet) -> None:
     assert record.crash_count == 4
     assert record.error is not None
     assert record.error.code == "CRASHED_TOO_OFTEN"
-    assert len(fleet.ledger.attempts(job.id)) == 4
+    assert len(fleet.ledger.jobs.attempts(job.id)) == 4
     # It kills its runners, not the worker: others are served as before.
     assert fleet.task("add").enqueue(1, 2).result(timeout=30) == 3
 
@@ -104,7 +104,7 @@ def test_a_job_that_always_kills_its_runner_is_quarantined_while_others_finish(f
     with pytest.raises(JobQuarantined) as caught:
         poison.result(timeout=POISON_TIMEOUT_S)
     assert caught.value.code == "CRASHED_TOO_OFTEN"
-    attempts = fleet.ledger.attempts(poison.id)
+    attempts = fleet.ledger.jobs.attempts(poison.id)
     # What it killed, each with its own autopsy.
     assert [attempt.state for attempt in attempts] == [AttemptState.CRASHED] * 4
     assert all(attempt.autopsy is not None and attempt.autopsy.signal == "SIGSEGV" for attempt in attempts)
@@ -128,7 +128,7 @@ def test_a_poison_job_among_fifty_on_one_loop_is_found_by_running_alone(fleet: F
     record = poison.record()
     assert record.state is JobState.QUARANTINED
     assert record.crash_count == 3
-    first, *alone = [attempt.autopsy for attempt in fleet.ledger.attempts(poison.id)]
+    first, *alone = [attempt.autopsy for attempt in fleet.ledger.jobs.attempts(poison.id)]
     assert first is not None
     assert first.beside_count == 50
     assert "runs alone next" in first.rule
@@ -142,7 +142,7 @@ AUTOPSY_TIMEOUT_S = 30.0
 
 
 def only_autopsy(fleet: Fleet, job_id: int) -> Autopsy:
-    [attempt] = fleet.ledger.attempts(job_id)
+    [attempt] = fleet.ledger.jobs.attempts(job_id)
     assert attempt.autopsy is not None
     return attempt.autopsy
 
@@ -228,12 +228,12 @@ SMALL_THAT_GROWS = b'{"args":[[%b[]],1]}' % (b"[]," * PARTS)
 
 def put(fleet: Fleet, payload: bytes, task: str = "add") -> Job:
     """Write a job straight into the ledger, as a program that is not ours could."""
-    [enqueued] = fleet.ledger.enqueue([NewJob(task, "default", payload)])
+    [enqueued] = fleet.ledger.jobs.enqueue([NewJob(task, "default", payload)])
     return fleet.app.job(enqueued.job_id)
 
 
 def only_attempt_autopsy(fleet: Fleet, job: Job) -> Autopsy:
-    [attempt] = fleet.ledger.attempts(job.id)
+    [attempt] = fleet.ledger.jobs.attempts(job.id)
     assert attempt.state is AttemptState.CRASHED
     assert attempt.autopsy is not None
     return attempt.autopsy
@@ -251,7 +251,7 @@ def test_arguments_that_cannot_be_read_fail_their_job_and_kill_nobody(fleet: Fle
         said = str(caught.value)
         assert f"The arguments of job {job.id} cannot be read: " in said
         assert UNREADABLE[name][1] in said
-        [attempt] = fleet.ledger.attempts(job.id)
+        [attempt] = fleet.ledger.jobs.attempts(job.id)
         assert (attempt.state, attempt.autopsy) == (AttemptState.FAILED, None), "no process died of it"
     assert sibling.result(timeout=DECODING_TIMEOUT_S) == "rested"
     # One process did it all, or two; and those that were there are still there.

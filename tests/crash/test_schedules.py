@@ -27,7 +27,7 @@ KILL_EVERY_S = 2.37
 
 
 def enqueued(fleet: Fleet) -> list[JobRecord]:
-    return list(reversed(fleet.ledger.jobs(JobFilter(limit=1000))))
+    return list(reversed(fleet.ledger.jobs.list(JobFilter(limit=1000))))
 
 
 def nominal(job: JobRecord) -> str:
@@ -44,7 +44,7 @@ def check_ticks(fleet: Fleet) -> None:
     jobs = enqueued(fleet)
     ticks = seconds_of(jobs)
     assert ticks == list(range(ticks[0], ticks[0] + len(ticks))), "a tick is missing, doubled or out of order"
-    [record] = fleet.ledger.schedules()
+    [record] = fleet.ledger.schedules.list()
     assert record.last_at == ticks[-1], "the schedule knows of a tick that was not enqueued"
     assert record.last_job_id == jobs[-1].id
 
@@ -141,7 +141,7 @@ def test_never_two_of_one_key_and_never_stuck(
             if what in ("worker", "family"):
                 worker.process.wait(10)
                 fleet.reinforce()
-            if sum(line.blocked for line in fleet.ledger.concurrency_keys()) < KEYS:
+            if sum(line.blocked for line in fleet.ledger.queues.concurrency_keys()) < KEYS:
                 # There is always somebody in line while processes die.
                 work += [fleet.task("serve").enqueue(f"c{n % KEYS}", str(tmp_path), 0.02) for n in range(jobs // 3)]
         _wait_until_all_ended(fleet, [job.id for job in work], 240.0)
@@ -149,6 +149,6 @@ def test_never_two_of_one_key_and_never_stuck(
         assert [fleet.state(job) for job in work] == [JobState.SUCCEEDED] * len(work)
         assert list(tmp_path.glob("together-*")) == []
         assert all(job.result() for job in work)
-        assert not [event for event in fleet.ledger.events(limit=10_000) if event.kind == "line_repaired"]
+        assert not [event for event in fleet.ledger.events.list(limit=10_000) if event.kind == "line_repaired"]
     finally:
         fleet.close()

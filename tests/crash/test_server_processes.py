@@ -64,7 +64,7 @@ def test_whatever_process_is_asked_a_worker_goes_on_where_it_was(url: str) -> No
         with serve(url, "--processes", "3") as served:
             body = {"name": "one", "queues": ["q"], "tasks": ["t"], "heartbeat_timeout": 60}
             worker = fresh(served, "POST", "/api/v1/workers", json=body).json()["id"]
-            jobs = [one.job_id for one in ledger.enqueue([NewJob("t", "q", b"{}") for _ in range(12)])]
+            jobs = [one.job_id for one in ledger.jobs.enqueue([NewJob("t", "q", b"{}") for _ in range(12)])]
             held: list[dict[str, Any]] = []
             seen: list[int] = []
             while held or len(seen) < len(jobs):
@@ -75,7 +75,7 @@ def test_whatever_process_is_asked_a_worker_goes_on_where_it_was(url: str) -> No
                 held = [{"job_id": job["job_id"], "token": job["token"]} for job in said["jobs"]]
                 seen += [job["job_id"] for job in held]
             assert seen == jobs
-            assert {job.state for job in (ledger.job(number) for number in jobs) if job} == {"succeeded"}
+            assert {job.state for job in (ledger.jobs.get(number) for number in jobs) if job} == {"succeeded"}
             # Only one of them watches over workers: what one would do, three must not do three times.
             assert served.said().count("Traceback") == 0
     finally:

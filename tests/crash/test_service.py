@@ -70,7 +70,7 @@ class Service:
         wait_for(lambda: line in self.listen(), f"{line!r} to be heard")
 
     def active(self) -> list[WorkerRecord]:
-        return [worker for worker in self.ledger.workers() if worker.state is WorkerState.ACTIVE]
+        return [worker for worker in self.ledger.workers.list() if worker.state is WorkerState.ACTIVE]
 
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -134,7 +134,7 @@ def test_a_hangup_ends_everybody_in_order(service: Service) -> None:
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGHUP)
     assert process.wait(30) == 0, service.log.read_text()
-    assert {worker.state for worker in service.ledger.workers()} == {WorkerState.STOPPED}
+    assert {worker.state for worker in service.ledger.workers.list()} == {WorkerState.STOPPED}
     assert "hurrying" not in service.log.read_text()
 
 
@@ -177,7 +177,7 @@ def test_as_process_1_it_reaps_orphans_replaces_the_dead_and_heeds_sigterm(servi
     [worker] = first.children()
     worker.kill()
     wait_for(lambda: [found for found in service.active() if found.id != victim.id], "a replacement")
-    dead = next(found for found in service.ledger.workers() if found.id == victim.id)
+    dead = next(found for found in service.ledger.workers.list() if found.id == victim.id)
     assert dead.verdict is not None
     assert "its supervisor saw it end: killed by SIGKILL (signal 9)" in dead.verdict.evidence
     wait_for(lambda: not [child for child in first.children() if child.status() == psutil.STATUS_ZOMBIE], "no zombies")
@@ -192,7 +192,7 @@ def test_as_process_1_it_reaps_orphans_replaces_the_dead_and_heeds_sigterm(servi
     assert (alive.returncode, "1 worker alive" in alive.stdout) == (0, True), alive
     first.send_signal(signal.SIGTERM)
     assert outside.wait(30) == 0, service.log.read_text()
-    assert [found.state for found in service.ledger.workers() if found.id != victim.id] == [WorkerState.STOPPED]
+    assert [found.state for found in service.ledger.workers.list() if found.id != victim.id] == [WorkerState.STOPPED]
     # Seen from here the namespace is another world: its workers are not ours.
     seen = subprocess.run(
         [sys.executable, "-m", "unstuck.cli.main", "--url", service.url, "alive"],

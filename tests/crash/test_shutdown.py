@@ -29,7 +29,7 @@ def test_sigterm_lets_what_runs_end_and_gives_back_the_rest(fleet: Fleet) -> Non
         record = job.record()
         assert record.state in (JobState.PENDING, JobState.SUCCEEDED)
         assert record.crash_count == record.failures == 0
-    old = next(record for record in fleet.ledger.workers() if record.id == worker_id)
+    old = next(record for record in fleet.ledger.workers.list() if record.id == worker_id)
     assert old.state is WorkerState.STOPPED
     assert old.held == 0
     # Counted to the last one, although no beat was due since.
@@ -50,7 +50,7 @@ def test_a_draining_worker_is_seen_draining_and_still_beats(make_fleet: MakeFlee
     gate.touch()
     assert job.result(timeout=30) == "rested"
     assert worker.process.wait(20) == 0
-    assert len(fleet.ledger.attempts(job.id)) == 1
+    assert len(fleet.ledger.jobs.attempts(job.id)) == 1
 
 
 def test_what_does_not_end_within_the_grace_is_killed_and_counts_for_nobody(make_fleet: MakeFleet) -> None:
@@ -68,7 +68,7 @@ def test_what_does_not_end_within_the_grace_is_killed_and_counts_for_nobody(make
         record = job.record()
         assert record.state is JobState.PENDING
         assert record.crash_count == 0
-        assert fleet.ledger.attempts(job.id)[0].state is AttemptState.DRAINED
+        assert fleet.ledger.jobs.attempts(job.id)[0].state is AttemptState.DRAINED
 
 
 def test_a_second_signal_hurries(fleet: Fleet) -> None:
@@ -178,7 +178,7 @@ def test_many_jobs_of_an_unknown_task_do_not_hide_the_known_ones(fleet: Fleet) -
     newer.close()
     fleet.start("--concurrency", "4")
     jobs = fleet.task("add").enqueue_many([(n, n) for n in range(200)])
-    wait_for(lambda: len(fleet.ledger.outcomes([job.id for job in jobs])) == len(jobs), "the known jobs to end")
+    wait_for(lambda: len(fleet.ledger.jobs.outcomes([job.id for job in jobs])) == len(jobs), "the known jobs to end")
 
 
 def test_newer_code_asks_for_a_shorter_lease_than_the_old_worker_beats(fleet: Fleet) -> None:
@@ -192,5 +192,5 @@ def test_newer_code_asks_for_a_shorter_lease_than_the_old_worker_beats(fleet: Fl
 
     job = nap_again.enqueue(11.0)
     assert job.result(timeout=60) == "rested"
-    assert len(fleet.ledger.attempts(job.id)) == 1
+    assert len(fleet.ledger.jobs.attempts(job.id)) == 1
     newer.close()

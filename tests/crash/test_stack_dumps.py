@@ -27,7 +27,7 @@ BUSY_THREADS = 5
 
 
 def stack_of(fleet: Fleet, job_id: int) -> str:
-    told = [event.message for event in fleet.ledger.events(job_id=job_id) if event.kind == EventKind.STACK]
+    told = [event.message for event in fleet.ledger.events.list(job_id=job_id) if event.kind == EventKind.STACK]
     return told[-1] if told else ""
 
 
@@ -94,7 +94,9 @@ def test_a_job_whose_loop_is_blocked_is_told_by_whom(fleet: Fleet) -> None:
     assert "tasks.py" in stack
 
     def told() -> list[str]:
-        return [one.message for one in fleet.ledger.events(job_id=blocker.id) if one.kind == EventKind.LOOP_BLOCKED]
+        return [
+            one.message for one in fleet.ledger.events.list(job_id=blocker.id) if one.kind == EventKind.LOOP_BLOCKED
+        ]
 
     [message] = wait_for(told, "the one that blocks to be named")
     assert "shares with 1 other job from turning" in message
@@ -139,7 +141,7 @@ def test_a_job_with_busy_threads_may_be_asked_as_often_as_one_likes(fleet: Fleet
     operator = Operator(fleet.ledger, fleet.app.settings)
 
     def told() -> list[str]:
-        events = fleet.ledger.events(job_id=job.id, limit=1000)
+        events = fleet.ledger.events.list(job_id=job.id, limit=1000)
         return [event.message for event in events if event.kind == EventKind.STACK]
 
     def asked(known: int) -> bool:
@@ -162,7 +164,7 @@ def test_a_job_with_busy_threads_may_be_asked_as_often_as_one_likes(fleet: Fleet
         assert [thread.count(" in _churn") for thread in threads] == [1] * BUSY_THREADS, stack
     end.touch()
     assert job.result(timeout=30) == "ended well"
-    assert len(fleet.ledger.attempts(job.id)) == 1
+    assert len(fleet.ledger.jobs.attempts(job.id)) == 1
 
 
 def test_the_deadlines_of_others_do_not_kill_a_loop_with_busy_threads(make_fleet: MakeFleet) -> None:
@@ -173,13 +175,13 @@ def test_the_deadlines_of_others_do_not_kill_a_loop_with_busy_threads(make_fleet
     for job in late:
         with pytest.raises(DeadlineExceeded):
             job.result(timeout=60)
-        autopsy = fleet.ledger.attempts(job.id)[-1].autopsy
+        autopsy = fleet.ledger.jobs.attempts(job.id)[-1].autopsy
         assert autopsy is not None
         assert autopsy.signals[0] == "stack noted"
         assert "in hang_async" in autopsy.stack
     end.touch()
     assert sibling.result(timeout=30) == "ended well"
-    assert len(fleet.ledger.attempts(sibling.id)) == 1
+    assert len(fleet.ledger.jobs.attempts(sibling.id)) == 1
 
 
 SIGNS = "import gc; signs = next(one for one in gc.get_objects() if type(one).__name__ == 'JobSignals').fileno()\n"

@@ -48,8 +48,11 @@ def test_killed_after_each_step_in_turn_every_effect_happens_once(fleet: Fleet, 
     for job, place in zip(jobs, places, strict=True):
         assert job.result(timeout=PATIENCE_S) == FIVE
         assert effects(place) == {f"s{number}": 1 for number in range(1, 6)}
-        assert [one.state for one in fleet.ledger.attempts(job.id)] == [AttemptState.CRASHED, AttemptState.SUCCEEDED]
-        journal = fleet.ledger.journal(job.id)
+        assert [one.state for one in fleet.ledger.jobs.attempts(job.id)] == [
+            AttemptState.CRASHED,
+            AttemptState.SUCCEEDED,
+        ]
+        journal = fleet.ledger.jobs.journal(job.id)
         assert [(one.name, one.value) for one in journal] == [(f"s{n}", b"%d" % (10 * n)) for n in range(1, 6)]
 
 
@@ -99,7 +102,7 @@ def test_at_the_worst_moments_of_the_worker_no_step_is_lost_or_doubled(
         start(fleet)
     assert job.result(timeout=PATIENCE_S) == FIVE
     assert effects(place) == {"s1": 1, "s2": times, "s3": 1, "s4": 1, "s5": 1}
-    assert [one.name for one in fleet.ledger.journal(job.id)] == ["s1", "s2", "s3", "s4", "s5"]
+    assert [one.name for one in fleet.ledger.jobs.journal(job.id)] == ["s1", "s2", "s3", "s4", "s5"]
 
 
 @pytest.mark.both_databases
@@ -116,7 +119,7 @@ def test_a_sleep_gives_the_slot_back_and_survives_the_end_of_all_workers(fleet: 
     assert effects(place) == {"begin": 1, "finally": 2, "charge 1": 1, "charge 2": 1}
     record = job.record()
     assert (record.failures, record.crash_count, record.attempt) == (0, 0, 2)
-    assert [one.kind for one in fleet.ledger.journal(job.id)] == ["step", "sleep", "step", "step"]
+    assert [one.kind for one in fleet.ledger.jobs.journal(job.id)] == ["step", "sleep", "step", "step"]
     assert record.finished_at is not None
     assert record.finished_at >= record.enqueued_at + 4
 
@@ -131,11 +134,11 @@ def test_signals_before_while_and_after_waiting(fleet: Fleet, tmp_path: Path) ->
     fleet.wait_state(job, JobState.WAITING)
     assert job.record().awaits_signal == "answer"
     assert job.signal("answer", [2]) == "woken"
-    wait_for(lambda: len(fleet.ledger.journal(job.id)) == 3, "the third wait to begin")
+    wait_for(lambda: len(fleet.ledger.jobs.journal(job.id)) == 3, "the third wait to begin")
     fleet.wait_state(job, JobState.WAITING)
     assert job.signal("answer", None) == "woken"
     assert job.result(timeout=PATIENCE_S) == [{"n": 1}, [2], None]
-    assert [one.taken_seq for one in fleet.ledger.signals(job.id)] == [1, None, 2, 3]
+    assert [one.taken_seq for one in fleet.ledger.jobs.signals(job.id)] == [1, None, 2, 3]
     with pytest.raises(SignalRefused, match="has ended"):
         job.signal("answer", 4)
 
@@ -144,7 +147,7 @@ def test_async_jobs_sleep_and_wait_too(fleet: Fleet) -> None:
     start(fleet)
     job = fleet.task("asks_async").enqueue()
     job.signal("answer", 1)
-    wait_for(lambda: len(fleet.ledger.journal(job.id)) == 3, "the second wait to begin")
+    wait_for(lambda: len(fleet.ledger.jobs.journal(job.id)) == 3, "the second wait to begin")
     job.signal("answer", 2)
     assert job.result(timeout=PATIENCE_S) == [1, 2]
 
@@ -168,7 +171,7 @@ def test_what_follows_is_enqueued_with_success_and_only_then(fleet: Fleet) -> No
         fleet.task("leads").enqueue(False).result(timeout=PATIENCE_S)
     job = fleet.task("leads").enqueue(True)
     assert job.result(timeout=PATIENCE_S) == "led"
-    later, by_name, by_task = fleet.ledger.jobs(JobFilter(task="follows"))
+    later, by_name, by_task = fleet.ledger.jobs.list(JobFilter(task="follows"))
     assert later.priority == 5
     assert later.run_at > later.enqueued_at + 3000
     assert {one.enqueued_by for one in (later, by_name, by_task)} == {f"job {job.id}"}
@@ -181,7 +184,7 @@ def test_a_node_of_a_workflow_may_sleep_and_wait(fleet: Fleet) -> None:
     flow = fleet.app.workflow("slow")
     flow.add(fleet.task("follows"), flow.add(fleet.task("asks_async")))
     run = flow.start()
-    (node,) = fleet.ledger.jobs(JobFilter(task="asks_async"))
+    (node,) = fleet.ledger.jobs.list(JobFilter(task="asks_async"))
     for value in (1, 2):
         fleet.app.job(node.id).signal("answer", value)
     assert run.result(timeout=PATIENCE_S) == [1, 2]
@@ -199,7 +202,7 @@ def test_steps_that_changed_meanwhile_are_reported_and_not_mixed_up(fleet: Fleet
     start(fleet)
     for name, (after, _) in CHANGED.items():
         fleet.task("changing").options(unique_key=name).enqueue(folder(tmp_path, name), ["a", "b", "c"], after)
-    for record in fleet.ledger.jobs(JobFilter(task="changing")):
+    for record in fleet.ledger.jobs.list(JobFilter(task="changing")):
         name = str(record.unique_key)
         with pytest.raises(TaskFailed, match=CHANGED[name][1]) as caught:
             fleet.app.job(record.id).result(timeout=PATIENCE_S)
@@ -227,9 +230,9 @@ class Hooked:
     def settle(self, count: int) -> "Counter[str]":
         """Wait until so many hooks have been enqueued and all has ended; give what they noted, without the ids."""
         ledger = self.fleet.ledger
-        wait_for(lambda: len(ledger.jobs(JobFilter(queue="hooks"))) >= count, f"{count} hooks")
-        wait_for(lambda: all(job.state in FINAL_STATES for job in ledger.jobs(JobFilter())), "every job to end")
-        assert len(ledger.jobs(JobFilter(queue="hooks"))) == count
+        wait_for(lambda: len(ledger.jobs.list(JobFilter(queue="hooks"))) >= count, f"{count} hooks")
+        wait_for(lambda: all(job.state in FINAL_STATES for job in ledger.jobs.list(JobFilter())), "every job to end")
+        assert len(ledger.jobs.list(JobFilter(queue="hooks"))) == count
         return Counter(" ".join(line.split()[::2]) for line in self.said() if line != "begun")
 
 
@@ -270,10 +273,11 @@ def test_a_worker_is_killed_around_the_turn_that_ends_it(hooked: Hooked, point: 
     hooked.start("--queues", "hooks,work", "--concurrency", "1")
     ledger = hooked.fleet.ledger
     wait_for(
-        lambda: [job for job in ledger.jobs(JobFilter(queue="hooks")) if job.state in FINAL_STATES], "a hook to run"
+        lambda: [job for job in ledger.jobs.list(JobFilter(queue="hooks")) if job.state in FINAL_STATES],
+        "a hook to run",
     )
-    wait_for(lambda: all(job.state in FINAL_STATES for job in ledger.jobs(JobFilter())), "every job to end")
-    kinds = sorted(job.enqueued_by or "" for job in ledger.jobs(JobFilter(queue="hooks")))
-    [job] = ledger.jobs(JobFilter(queue="work"))
+    wait_for(lambda: all(job.state in FINAL_STATES for job in ledger.jobs.list(JobFilter())), "every job to end")
+    kinds = sorted(job.enqueued_by or "" for job in ledger.jobs.list(JobFilter(queue="hooks")))
+    [job] = ledger.jobs.list(JobFilter(queue="work"))
     expected = {"succeeded": ["after_success"], "failed": ["after_crash", "after_failure"]}[job.state]
     assert kinds == [f"{kind} of job {job.id}" for kind in expected]

@@ -47,7 +47,7 @@ class Up:
         self.wait_for_workers()
 
     def active(self) -> list[WorkerRecord]:
-        return [worker for worker in self.fleet.ledger.workers() if worker.state is WorkerState.ACTIVE]
+        return [worker for worker in self.fleet.ledger.workers.list() if worker.state is WorkerState.ACTIVE]
 
     def wait_for_workers(self) -> list[WorkerRecord]:
         def all_there() -> list[WorkerRecord]:
@@ -87,7 +87,7 @@ def test_a_killed_worker_is_buried_by_its_supervisor_and_replaced(fleet: Fleet, 
     fails, _ = fleet.begin("nap", 600.0)
     send_signal(victim.pid, signal.SIGKILL)
     fleet.wait_final(fails)
-    record = fleet.ledger.job(fails.id)
+    record = fleet.ledger.jobs.get(fails.id)
     assert record is not None
     assert record.error is not None
     assert record.error.code == "WORKER_CRASHED"
@@ -97,7 +97,7 @@ def test_a_killed_worker_is_buried_by_its_supervisor_and_replaced(fleet: Fleet, 
         r"peak memory \d+ MB, CPU \S+ \(supervisor\)$"
     )
     assert re.search(saw, record.error.cause), record.error.cause
-    dead = next(worker for worker in fleet.ledger.workers() if worker.id == victim.id)
+    dead = next(worker for worker in fleet.ledger.workers.list() if worker.id == victim.id)
     assert dead.verdict is not None
     assert (dead.verdict.detector, dead.verdict.by) == (Detector.SUPERVISOR, "supervisor")
     assert dead.verdict.autopsy is not None
@@ -114,7 +114,7 @@ def test_how_a_worker_ended_is_known_also_where_a_neighbour_saw_it_first(fleet: 
     send_signal(victim.pid, signal.SIGKILL)
 
     def explained() -> bool:
-        dead = next(worker for worker in fleet.ledger.workers() if worker.id == victim.id)
+        dead = next(worker for worker in fleet.ledger.workers.list() if worker.id == victim.id)
         autopsy = None if dead.verdict is None else dead.verdict.autopsy
         return autopsy is not None and autopsy.signal == "SIGKILL" and (autopsy.max_memory_bytes or 0) > 1_000_000
 
@@ -139,7 +139,7 @@ def test_sigterm_drains_everybody_and_ends_in_order(make_fleet: MakeFleet, tmp_p
         up.process.send_signal(signal.SIGTERM)
     assert up.process.wait(30) == 0, up.log.read_text()
     assert fleet.state(job) is JobState.SUCCEEDED
-    assert {worker.state for worker in fleet.ledger.workers()} == {WorkerState.STOPPED}
+    assert {worker.state for worker in fleet.ledger.workers.list()} == {WorkerState.STOPPED}
     assert "Received shutdown signal, gracefully exiting..." in up.log.read_text()
 
 
@@ -161,7 +161,7 @@ def test_a_second_signal_hurries(fleet: Fleet, started: list[Up]) -> None:
     up.process.send_signal(signal.SIGTERM)
     assert up.process.wait(30) == 0, up.log.read_text()
     wait_for(lambda: fleet.state(job) is JobState.PENDING, "the job given back")
-    record = fleet.ledger.job(job.id)
+    record = fleet.ledger.jobs.get(job.id)
     assert record is not None
     assert record.crash_count == 0
 
@@ -173,9 +173,10 @@ def test_when_the_supervisor_is_killed_its_workers_drain(fleet: Fleet, started: 
     up.process.kill()
     up.process.wait(10)
     wait_for(
-        lambda: {worker.state for worker in fleet.ledger.workers()} == {WorkerState.STOPPED}, "both workers drained"
+        lambda: {worker.state for worker in fleet.ledger.workers.list()} == {WorkerState.STOPPED},
+        "both workers drained",
     )
-    assert fleet.state(job) is JobState.SUCCEEDED, (fleet.ledger.job(job.id), up.log.read_text())
+    assert fleet.state(job) is JobState.SUCCEEDED, (fleet.ledger.jobs.get(job.id), up.log.read_text())
     wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids), "both processes gone")
 
 
@@ -241,8 +242,8 @@ def test_workers_that_never_start_are_given_up_with_a_sentence(supervise: Make) 
     assert "exited with code 3" in said
     # Alerts are made of this; each place says it once.
     ledger = ready_ledger(Settings(url=f"sqlite:///{supervise.folder}/jobs.db"))
-    loops = [event.message for event in ledger.events() if event.kind == "crash_loop"]
-    stillborn = [event.message for event in ledger.events() if event.kind == "worker_stillborn"]
+    loops = [event.message for event in ledger.events.list() if event.kind == "crash_loop"]
+    stillborn = [event.message for event in ledger.events.list() if event.kind == "worker_stillborn"]
     ledger.close()
     # Nobody registered, so no worker's page tells of it: each death is an event by itself.
     assert len(stillborn) == said.count("Worker process started")

@@ -157,6 +157,6 @@ def test_a_worker_that_can_no_longer_send_heartbeats_hands_in_its_outcomes_and_l
     wait_for(lambda: "no longer work with this version" in worker.said(), "the worker to notice")
     gate.touch()
     assert worker.process.wait(30) == 1
-    record = fleet.ledger.job(job.id)
+    record = fleet.ledger.jobs.get(job.id)
     assert record is not None
     assert record.state is JobState.SUCCEEDED

@@ -66,7 +66,7 @@ def test_jobs_go_on_when_the_file_is_put_back(fleet: Fleet, path: Path) -> None:
         assert GONE in answer.stdout + answer.stderr, (arguments, answer.stdout, answer.stderr)
         assert not path.exists(), arguments
     with pytest.raises(LedgerReplaced, match=GONE):
-        fleet.ledger.count_jobs()
+        fleet.ledger.jobs.count()
     put_back(moved)
     for job in (ends_meanwhile, goes_on):
         fleet.wait_state(job, JobState.SUCCEEDED)
@@ -86,9 +86,9 @@ def test_a_worker_never_goes_on_in_a_file_that_holds_another_ledger(
     path.with_name(path.name + "-lock").unlink()
     other = ready_ledger(Settings(url=fleet.url))
     wait_for(lambda: "another ledger" in worker.said(), "the worker says what happened")
-    assert other.workers() == []
+    assert other.workers.list() == []
     with pytest.raises(LedgerReplaced, match="another ledger"):
-        fleet.ledger.count_jobs()
+        fleet.ledger.jobs.count()
     other.close()
     for suffix in ("", "-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
@@ -157,9 +157,9 @@ def test_nobody_mixes_two_ledgers_behind_one_url(make_fleet: MakeFleet, tmp_path
     _replace(fleet.url, tmp_path)
     wait_for(lambda: "another ledger" in worker.said(), "the worker says what happened")
     with pytest.raises(LedgerReplaced, match="another ledger"):
-        fleet.ledger.count_jobs()
+        fleet.ledger.jobs.count()
     fresh = open_ledger(Settings(url=fleet.url))
-    assert (fresh.workers(), fresh.count_jobs()) == ([], {})
+    assert (fresh.workers.list(), fresh.jobs.count()) == ([], {})
     fresh.close()
     _bring_back(fleet.url)
     fleet.wait_state(job, JobState.SUCCEEDED)

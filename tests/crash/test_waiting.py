@@ -124,9 +124,9 @@ def test_output_is_kept_with_the_attempt_and_bounded(fleet: Fleet) -> None:
     loud = fleet.task("shout").enqueue("x" * 1000, 2000)
     quiet.result(timeout=30)
     loud.result(timeout=30)
-    kept = fleet.ledger.outputs(quiet.id)[0]
+    kept = fleet.ledger.jobs.outputs(quiet.id)[0]
     assert kept.stdout == kept.stderr == b"hello\nhello\n"
-    flood = fleet.ledger.outputs(loud.id)[0]
+    flood = fleet.ledger.jobs.outputs(loud.id)[0]
     assert 60_000 < len(flood.stdout) < 70_000
     assert b"left out" in flood.stdout
 
@@ -174,7 +174,7 @@ def test_the_death_of_a_worker_is_told_to_everyone_who_listens(fleet: Fleet) -> 
         stream = lines(client, "/api/v1/events?kind=worker_dead")
         place = next(stream)["id"]
         job, _ = fleet.begin("nap", 30.0)
-        worker_id = fleet.ledger.job(job.id).worker_id  # type: ignore[union-attr]
+        worker_id = fleet.ledger.jobs.get(job.id).worker_id  # type: ignore[union-attr]
         victim = next(worker for worker in fleet.workers if worker.id == worker_id)
         victim.kill_family()
         told = next(stream)
@@ -219,7 +219,7 @@ def test_who_comes_back_to_a_job_hears_its_end_once_and_is_then_sent_home(fleet:
             assert client.get(path, headers={"Last-Event-ID": place}).status_code == 204
             # An operator has it begin anew: there is something to tell again.
             if end == "failed":
-                fleet.ledger.write_event("retried", "once more", job_id=job.id)
+                fleet.ledger.events.write("retried", "once more", job_id=job.id)
                 told = [fields.get("event") for fields in lines(client, path, {"Last-Event-ID": place})]
                 assert told == [None, "retried"]
 
@@ -239,7 +239,7 @@ def test_a_reader_that_does_not_read_slows_nobody(fleet: Fleet) -> None:
         next(quick)
         text = "x" * 2_000
         for _ in range(3_000):
-            fleet.ledger.write_event("failed", text)
+            fleet.ledger.events.write("failed", text)
         for _ in range(3_000):
             assert next(quick)["event"] == "failed"
         assert httpx.get(f"{served.url}/healthz", trust_env=False).status_code == 200
@@ -262,9 +262,9 @@ def test_a_job_in_a_transaction_of_its_callers_is_told_of_without_an_event(
     assert "No living worker takes task 'add'" in caplog.text
     assert "(ledger: " in caplog.records[-1].getMessage()
     assert "Could not write" not in caplog.text
-    assert [event.kind for event in fleet.ledger.events(limit=100)] == []
+    assert [event.kind for event in fleet.ledger.events.list(limit=100)] == []
     assert fleet.task("add").enqueue(1, 2).warning is not None
-    assert [event.kind for event in fleet.ledger.events(limit=100)] == ["no_workers"]
+    assert [event.kind for event in fleet.ledger.events.list(limit=100)] == ["no_workers"]
 
 
 def test_enqueueing_to_a_queue_that_nobody_serves_is_told_at_once(make_fleet: MakeFleet) -> None:
@@ -274,7 +274,7 @@ def test_enqueueing_to_a_queue_that_nobody_serves_is_told_at_once(make_fleet: Ma
     assert "No living worker takes task 'add' from queue 'default'" in job.warning
     for _ in range(5):
         fleet.task("add").enqueue(1, 2)
-    told = [event for event in fleet.ledger.events(limit=100) if event.kind == "no_workers"]
+    told = [event for event in fleet.ledger.events.list(limit=100) if event.kind == "no_workers"]
     assert len(told) == 1, "told once, however many enqueue"
     strict = make_fleet(no_workers="error")
     with pytest.raises(NoWorkers, match="stays queued") as caught:

@@ -58,11 +58,11 @@ def up(make_fleet: MakeFleet, request: pytest.FixtureRequest) -> Iterator[tuple[
 def test_a_worker_whose_loop_hangs_is_ended_by_its_own_watchdog_and_replaced(up: tuple[Fleet, Path]) -> None:
     fleet, log = up
     job, _ = fleet.begin("nap", 600.0)
-    [held_by] = [attempt.worker_id for attempt in fleet.ledger.attempts(job.id)]
+    [held_by] = [attempt.worker_id for attempt in fleet.ledger.jobs.attempts(job.id)]
     (fleet.folder / HANG).touch()
 
     def dead() -> WorkerRecord | None:
-        return next((worker for worker in fleet.ledger.workers() if worker.state is WorkerState.DEAD), None)
+        return next((worker for worker in fleet.ledger.workers.list() if worker.state is WorkerState.DEAD), None)
 
     victim = wait_for(dead, "the verdict on the worker that hangs")
     (fleet.folder / HANG).unlink()
@@ -71,7 +71,7 @@ def test_a_worker_whose_loop_hangs_is_ended_by_its_own_watchdog_and_replaced(up:
     assert (victim.verdict.detector, victim.verdict.by) == (Detector.WATCHDOG, victim.id), victim.verdict
     assert victim.verdict.evidence.startswith("alive but doing nothing: its ")
     fleet.wait_state(job, JobState.FAILED)
-    record = fleet.ledger.job(job.id)
+    record = fleet.ledger.jobs.get(job.id)
     assert record is not None
     assert record.error is not None
     assert record.error.code == "WORKER_CRASHED"
@@ -91,7 +91,9 @@ def test_a_worker_whose_loop_hangs_is_ended_by_its_own_watchdog_and_replaced(up:
     assert f"exited with code {WATCHDOG_EXIT}" in said
     assert 'File "' in said, "no stacks"
     wait_for(
-        lambda: any(worker.state is WorkerState.ACTIVE and worker.id != victim.id for worker in fleet.ledger.workers()),
+        lambda: any(
+            worker.state is WorkerState.ACTIVE and worker.id != victim.id for worker in fleet.ledger.workers.list()
+        ),
         "a replacement",
     )
 
@@ -103,7 +105,7 @@ def test_a_worker_that_was_stopped_for_long_is_not_taken_for_hung(make_fleet: Ma
     before = worker.id
     # At rest: one that is frozen with the write lock of SQLite in its hands is ended for that.
     assert fleet.task("add").enqueue(1, 1).result(timeout=30) == 2
-    wait_for(lambda: not fleet.ledger.held(before), "it to hold nothing")
+    wait_for(lambda: not fleet.ledger.workers.held(before), "it to hold nothing")
     worker.freeze(alone=True)
     # Another one declares it dead for its silence; the time itself must be longer than the watchdog's own limit.
     other = fleet.start("--concurrency", "1")
@@ -116,4 +118,4 @@ def test_a_worker_that_was_stopped_for_long_is_not_taken_for_hung(make_fleet: Ma
 
 
 def fleet_silence(fleet: Fleet, worker_id: str) -> float:
-    return next(worker.silent_s for worker in fleet.ledger.workers() if worker.id == worker_id)
+    return next(worker.silent_s for worker in fleet.ledger.workers.list() if worker.id == worker_id)

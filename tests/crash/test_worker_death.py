@@ -28,7 +28,7 @@ pytestmark = pytest.mark.both_databases
 
 def detector_of(fleet: Fleet, worker_id: str) -> Detector:
     def look() -> Detector | None:
-        worker = next(w for w in fleet.ledger.workers() if w.id == worker_id)
+        worker = next(w for w in fleet.ledger.workers.list() if w.id == worker_id)
         return worker.verdict.detector if worker.state is WorkerState.DEAD and worker.verdict else None
 
     return wait_for(look, f"verdict on {worker_id}")
@@ -61,7 +61,7 @@ def test_a_job_to_be_retried_goes_back_to_the_queue_and_one_crash_is_counted(fle
     record = job.record()
     assert record.crash_count == 1
     assert record.failures == 0
-    assert f"Task re-queued due to stale worker: {worker_id}" in fleet.ledger.events(job_id=job.id)[-1].message
+    assert f"Task re-queued due to stale worker: {worker_id}" in fleet.ledger.events.list(job_id=job.id)[-1].message
 
 
 def test_with_neighbours_blinded_the_lost_session_tells_before_any_lease_ends(make_fleet: MakeFleet, url: str) -> None:
@@ -135,7 +135,7 @@ def test_a_living_worker_whose_session_is_cut_is_not_taken_for_dead(ready_pg_url
 
                 def back(before: int = before) -> bool:
                     reaper.sweep(ticket=False)
-                    seen = next(seen for seen in fleet.ledger.watch() if seen.id == worker_id)
+                    seen = next(seen for seen in fleet.ledger.recovery.watch() if seen.id == worker_id)
                     assert seen.state is not WorkerState.DEAD, "a living worker was taken for dead"
                     return session() != before and seen.state is WorkerState.ACTIVE
 
@@ -155,21 +155,21 @@ def test_a_family_killed_alone_on_its_host_leaves_nothing_once_something_starts_
     victim = fleet.start(place=AWAY)
     page = status_page_path(victim.id)
     assert page.exists()
-    fleet.ledger.disable(survivor.id, "the job is for the other one", "test")
+    fleet.ledger.workers.disable(survivor.id, "the job is for the other one", "test")
     job, _ = fleet.begin("talk", 600.0)
     wait_for(lambda: has_spoken(victim.id), "its last words to be where others can read them")
     victim.kill_family()
     # The one who settles it is on another host, and may not touch what is there.
     fleet.wait_state(job, JobState.FAILED)
     assert page.exists()
-    [death] = fleet.ledger.attempts(job.id)
+    [death] = fleet.ledger.jobs.attempts(job.id)
     assert death.autopsy is not None
     assert "no worker was left on host unstuck-away" in death.autopsy.missing
     assert death.autopsy.missing in str(fleet.app.operator.why(job.id)), "the report says what is missing, and why"
     after = fleet.start(place=AWAY)
     wait_for(lambda: not page.exists(), "the page of the dead removed")
     assert not last_output_path(page).exists()
-    [death] = fleet.ledger.attempts(job.id)
+    [death] = fleet.ledger.jobs.attempts(job.id)
     assert death.autopsy is not None
     assert (death.autopsy.stdout, death.autopsy.missing) == ("the last line of stdout", "")
     assert death.autopsy.progress is not None
@@ -207,7 +207,7 @@ def test_what_a_job_said_last_is_kept_though_its_whole_worker_is_killed(fleet: F
                 other.kill_family()
             fleet.start("--concurrency", "1")
         fleet.wait_state(job, JobState.FAILED)
-        [death] = fleet.ledger.attempts(job.id)
+        [death] = fleet.ledger.jobs.attempts(job.id)
         assert death.autopsy is not None
         assert (death.autopsy.stdout, death.autopsy.stderr) == ("the last line of stdout", "the last line of stderr")
         assert death.autopsy.progress is not None

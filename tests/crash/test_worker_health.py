@@ -52,7 +52,7 @@ def workers_of(fleet: Fleet, count: int) -> list[str]:
     for _ in range(count):
         job = fleet.task("add").enqueue(1, 2)
         assert job.result(timeout=60) == 3
-        ran.append(fleet.ledger.attempts(job.id)[-1].worker_id)
+        ran.append(fleet.ledger.jobs.attempts(job.id)[-1].worker_id)
     return ran
 
 
@@ -72,14 +72,14 @@ def test_a_worker_under_which_every_job_dies_is_switched_off_once_another_serves
     assert flag is not None
     assert flag.auto
     assert "its runners keep dying" in flag.reason
-    event = next(event for event in fleet.ledger.events(worker_id=sick.id) if event.kind == "worker_disabled")
+    event = next(event for event in fleet.ledger.events.list(worker_id=sick.id) if event.kind == "worker_disabled")
     assert flag.reason in event.message
     wait_for(lambda: "was disabled" in sick.said(), "the sick worker to hear of it")
     wait_for(lambda: "Worker disabled" in sick.said() + well.said(), "the reaper to say so")
     jobs = [fleet.task("die_if_sick").enqueue() for _ in range(10)]
     for job in jobs:
         job.result(timeout=60)
-    assert {fleet.ledger.attempts(job.id)[-1].worker_id for job in jobs} == {well.id}
+    assert {fleet.ledger.jobs.attempts(job.id)[-1].worker_id for job in jobs} == {well.id}
 
     # Mended and enabled, it works again; now the other one is off, by hand.
     plague.unlink()
@@ -89,7 +89,7 @@ def test_a_worker_under_which_every_job_dies_is_switched_off_once_another_serves
     wait_for(lambda: "enabled again" in sick.said() and "was disabled" in well.said(), "both to hear of it")
     waiting = fleet.task("die_if_sick").enqueue()
     waiting.result(timeout=60)
-    assert fleet.ledger.attempts(waiting.id)[-1].worker_id == sick.id
+    assert fleet.ledger.jobs.attempts(waiting.id)[-1].worker_id == sick.id
     operator.workers.disable("sick", "maintenance")
     wait_for(lambda: sick.said().count("was disabled") == 2, "the sick worker to hear of it")
     stuck = fleet.task("add").enqueue(1, 2)
@@ -177,7 +177,7 @@ def skip_backoff(fleet: Fleet, jobs: list[Job[None]]) -> None:
 
 
 def deaths_of(fleet: Fleet, jobs: list[Job[None]]) -> int:
-    return sum(one.state is AttemptState.CRASHED for job in jobs for one in fleet.ledger.attempts(job.id))
+    return sum(one.state is AttemptState.CRASHED for job in jobs for one in fleet.ledger.jobs.attempts(job.id))
 
 
 def sick_of_all(worker: WorkerProcess) -> bool:

@@ -121,10 +121,10 @@ def test_a_job_that_was_failed_by_hand_is_found_and_its_workflow_finished_in_the
         f"UPDATE {table} SET state = 'failed', ready = {off}, finished_at = {now}, error_code = 'WORKER_CRASHED', "
         f"error_message = 'Worker died unexpectedly' WHERE id = {run.job('nap').id} RETURNING id"
     )
-    [repaired] = fleet.ledger.repair_workflows(10)
+    [repaired] = fleet.ledger.maintenance.repair_workflows(10)
     assert repaired.workflow_id == run.id
-    assert not fleet.ledger.repair_workflows(10)
-    assert any(event.kind == "workflow_repaired" for event in fleet.ledger.events(job_id=run.id))
+    assert not fleet.ledger.maintenance.repair_workflows(10)
+    assert any(event.kind == "workflow_repaired" for event in fleet.ledger.events.list(job_id=run.id))
     if policy == "fail":
         with pytest.raises(WorkerCrashed):
             run.result(timeout=5)
@@ -143,7 +143,7 @@ def test_what_was_removed_by_hand_is_an_error_of_its_own(fleet: Fleet) -> None:
     run = flow.start()
     table = "unstuck_jobs" if fleet.url.startswith("sqlite") else "unstuck.jobs"
     fleet.backdoor().rows(f"DELETE FROM {table} WHERE id = {run.job('nap').id} RETURNING id")
-    assert len(fleet.ledger.repair_workflows(10)) == 1
+    assert len(fleet.ledger.maintenance.repair_workflows(10)) == 1
     fleet.start("--concurrency", "1", target=TARGET)
     assert run.result(timeout=60) == [0, 1]
     [error] = [node.error for node in run.look().nodes if node.name == "nap"]

@@ -18,7 +18,7 @@ QUEUES = ("default", "keys", "bulk")
 
 def state_of(shop: Cli, job_id: int) -> JobState:
     with shop.ledger() as ledger:
-        job = ledger.job(job_id)
+        job = ledger.jobs.get(job_id)
     assert job is not None
     return job.state
 
@@ -143,7 +143,7 @@ def test_every_verb_of_the_command_line_is_there(stand: Cli, served: Served) -> 
         assert answer.headers["location"] == "/queues?x=1"
         assert said in served.client.get("/queues").text.replace("&#39;", "'"), verb
     with stand.ledger() as ledger:
-        assert ledger.jobs(JobFilter(states=(JobState.QUARANTINED,))) == []
+        assert ledger.jobs.list(JobFilter(states=(JobState.QUARANTINED,))) == []
 
 
 @pytest.mark.parametrize("number", ["9" * 5_000, "99999999999999999999", "0", "-1", "1e3", "x"])

@@ -70,7 +70,7 @@ def test_a_killed_worker_is_shown_with_its_cause_without_a_reload(
 
 
 def test_a_worker_says_how_much_memory_its_processes_use(fleet: Fleet, served: Served) -> None:
-    worker = fleet.ledger.workers(living_only=True)[0]
+    worker = fleet.ledger.workers.list(living_only=True)[0]
     assert worker.metadata["memory_bytes"] > 10_000_000
     for path in (f"/workers/{worker.id}", "/workers"):
         assert re.search(r"Memory.*\d (MB|GB)", served.client.get(path).text, re.DOTALL), path
@@ -113,7 +113,7 @@ def test_a_change_leaves_focus_and_selection_alone(browser: Browser, fleet: Flee
         page.locator("tr", has_text="default").locator("th a").evaluate(
             "link => getSelection().selectAllChildren(link)"
         )
-        fleet.ledger.enqueue([NewJob(task="add", queue="lonely", payload=b"{}", policy=b"")])
+        fleet.ledger.jobs.enqueue([NewJob(task="add", queue="lonely", payload=b"{}", policy=b"")])
         # While text is marked nothing moves; then what was put off appears.
         wait_for(lambda: "lonely" in page.evaluate("window.heard.join()"), "the news to reach the page", every_s=0.1)
         assert page.evaluate("getSelection().toString()") == "default"

@@ -16,7 +16,7 @@ QUEUES = ("default", "scrapes")
 
 def schedules(shop: Cli) -> dict[str, ScheduleRecord]:
     with shop.ledger() as ledger:
-        return {record.name: record for record in ledger.schedules()}
+        return {record.name: record for record in ledger.schedules.list()}
 
 
 def test_a_schedule_is_shown_stopped_run_and_removed(browser: Browser, stand: Cli, served: Served) -> None:
@@ -66,7 +66,7 @@ def test_a_schedule_that_no_worker_knows_says_so(served: Served, stand: Cli) -> 
         assert made.timing == Timing(every_s=3600.0)
         operator.schedules.remove("left-over")
         definition = ScheduleDefinition("left-over", "add", "default", made.timing, made.job)
-        ledger.know_schedules([definition], "app")
+        ledger.schedules.know([definition], "app")
     shown = served.client.get("/schedules").text
     assert "No living worker knows it" in shown
     assert "Every 1h" in shown
@@ -101,7 +101,7 @@ def test_the_limit_of_a_queue_is_set_shown_and_taken_back(browser: Browser, stan
         page.get_by_role("button", name="As its app says").click()
         expect(page.get_by_role("status").filter(has_text="takes its limit from its app again")).to_be_visible()
     with stand.ledger() as ledger:
-        assert not [one for one in ledger.queue_limits() if one.limited_by or one.limit != read_limit(None, None)]
+        assert not [one for one in ledger.queues.limits() if one.limited_by or one.limit != read_limit(None, None)]
 
 
 def test_a_full_line_is_shown_with_its_holder_and_widened(browser: Browser, stand: Cli, served: Served) -> None:

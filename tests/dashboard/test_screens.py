@@ -69,8 +69,10 @@ def test_the_headline_speaks_of_jobs_that_fail(
     shop: Cli, failed: int, succeeded: int, level: str, sentence: str
 ) -> None:
     with shop.ledger() as ledger:
-        ledger.register(birth("w1", heartbeat_interval_s=600.0, suspect_after_s=3600.0, running_stale_after_s=3600.0))
-        ledger.take_ticket("sweep", 3600.0)
+        ledger.workers.register(
+            birth("w1", heartbeat_interval_s=600.0, suspect_after_s=3600.0, running_stale_after_s=3600.0)
+        )
+        ledger.maintenance.take_ticket("sweep", 3600.0)
         ended(ledger, "add", failed, succeeded)
     with serve(shop.url, env={"UNSTUCK_HTTP_REAP": "false"}) as served:
 
@@ -138,7 +140,7 @@ def evil_worker(shop: Cli) -> str:
         metadata={"zone": EVIL, "token": "hidden too"},
     )
     with shop.ledger() as ledger:
-        ledger.register(worker)
+        ledger.workers.register(worker)
     return "evil"
 
 
@@ -165,7 +167,7 @@ def evil_jobs(shop: Cli) -> tuple[int, int, int]:
                 autopsy=autopsy,
             )
             with shop.ledger() as ledger:
-                assert not ledger.turn(Turn("w1", endings=(ending,))).superseded
+                assert not ledger.workers.turn(Turn("w1", endings=(ending,))).superseded
     return ids[0], ids[1], ids[2]
 
 
@@ -178,7 +180,7 @@ def evil_order(shop: Cli) -> None:
         paused = operator.schedules.create("p" * 200, "add", cron="1-59/7 */2 1,15 6 *", tz="Europe/Berlin")
         operator.schedules.pause(paused.name)
         left = ScheduleDefinition("left", "gone", "default", paused.timing, paused.job)
-        ledger.know_schedules([left], "app")
+        ledger.schedules.know([left], "app")
         operator.queues.limit("nobody", read_limit(5, "100/m"))
 
 
@@ -292,9 +294,9 @@ def test_light_and_dark_follow_the_system(browser: Browser, screens: tuple[Serve
 def test_an_outage_is_told_on_the_page_and_over_http(either_shop: Cli) -> None:
     either_shop.worker()
     with either_shop.ledger() as ledger:
-        ledger.keep_watch(Tick(None, 0.0, cause=Cause.START))
+        ledger.recovery.tick(Tick(None, 0.0, cause=Cause.START))
         # Nobody reaches it for longer than a reaper that just started takes for the watch of others.
-        wait_for(lambda: ledger.keep_watch(Tick(None, 0.0, cause=Cause.OUTAGE)).began is Cause.OUTAGE, "the outage")
+        wait_for(lambda: ledger.recovery.tick(Tick(None, 0.0, cause=Cause.OUTAGE)).began is Cause.OUTAGE, "the outage")
     with serve(either_shop.url) as served:
         findings = {one["code"]: one for one in served.client.get("/api/v1/doctor").json()}
         assert findings["ledger-outage"]["facts"]["cause"] == "outage"

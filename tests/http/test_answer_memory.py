@@ -136,8 +136,8 @@ def test_claims_that_are_not_read_take_bounded_memory_and_lose_no_job(tmp_path: 
             assert server.memory_info().rss - before < UNREAD_BYTES
             with ThreadPoolExecutor(workers) as pool:
                 assert set(pool.map(read_all, lines)) <= {200, 429}
-        held = {job.job_id for worker in born for job in ledger.held(worker)}
-        waiting = {job_id for job_id in ids if (job := ledger.job(job_id)) is not None and job.state == "pending"}
+        held = {job.job_id for worker in born for job in ledger.workers.held(worker)}
+        waiting = {job_id for job_id in ids if (job := ledger.jobs.get(job_id)) is not None and job.state == "pending"}
         assert held | waiting == set(ids)
 
 
@@ -153,6 +153,6 @@ def test_a_wait_for_a_result_keeps_nothing_of_the_job(tmp_path: Path) -> None:
             lines = [stack.enter_context(ask(door, "GET", f"{path}?wait=60", token)) for _ in range(CLIENTS)]
             door.served.wait_passed("http.result_waiting", CLIENTS)
             assert server.memory_info().rss - before < UNREAD_BYTES
-            ledger.cancel([job_id], "test")
+            ledger.jobs.cancel([job_id], "test")
             with ThreadPoolExecutor(CLIENTS) as pool:
                 assert set(pool.map(read_all, lines)) == {200}

@@ -41,7 +41,7 @@ def test_a_monitor_is_told_what_is_missing_and_the_cure(shop: Cli) -> None:
         health = client.get("/api/v1/health").json()
         assert (health["status"], health["workers"]) == ("ok", {"active": 1}), "a reaper had no time for a round yet"
         with shop.ledger() as ledger:
-            ledger.take_ticket("sweep", 3600.0)
+            ledger.maintenance.take_ticket("sweep", 3600.0)
         # Metrics of the same moment; scrapes within a second share an answer.
         for line in (
             'unstuck_jobs{queue="default",state="pending"} 2\n',

@@ -37,7 +37,7 @@ def quarantine(door: ApiClient) -> AttemptRef:
         message="quarantined",
     )
     with door.shop.ledger() as ledger:
-        assert not ledger.turn(Turn(door.get(f"/jobs/{held.job_id}")["worker"], endings=(ending,))).superseded
+        assert not ledger.workers.turn(Turn(door.get(f"/jobs/{held.job_id}")["worker"], endings=(ending,))).superseded
     return held
 
 
@@ -491,7 +491,7 @@ def test_a_token_that_only_enqueues_does_not_change_the_limit_of_a_key(guarded: 
     mine = make_token(guarded.ledger_url, Scope.ENQUEUE)[1]
     policy = encode_policy(Policy(order=KeyRule(computed=True, limit=3)))
     ledger = ready_ledger(Settings(url=guarded.ledger_url))
-    ledger.register(birth("limits", tasks=(TaskRecord("three_by_three", "default", policy),)))
+    ledger.workers.register(birth("limits", tasks=(TaskRecord("three_by_three", "default", policy),)))
     ledger.close()
     assert lined(guarded, guarded.all, "shared-limit", concurrency_limit=2) == 201
     refused = guarded.ask(

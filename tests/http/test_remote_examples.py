@@ -90,19 +90,19 @@ def served(url: str, port: int) -> AbstractContextManager[Served]:
 def put(ledger: Ledger, task: str, *args: object) -> int:
     policy = b'{"on_crash":"retry"}'
     job = NewJob(task, "default", json.dumps({"args": args}).encode(), policy=policy, on_crash="retry")
-    [stored] = ledger.enqueue([job])
+    [stored] = ledger.jobs.enqueue([job])
     ledger.notify({"queue:default"})
     return stored.job_id
 
 
 def job_of(ledger: Ledger, job_id: int) -> JobRecord:
-    record = ledger.job(job_id)
+    record = ledger.jobs.get(job_id)
     assert record is not None
     return record
 
 
 def living(ledger: Ledger) -> list[WorkerRecord]:
-    return [worker for worker in ledger.workers(living_only=True) if worker.state is WorkerState.ACTIVE]
+    return [worker for worker in ledger.workers.list(living_only=True) if worker.state is WorkerState.ACTIVE]
 
 
 def until(ledger: Ledger, job_id: int, state: JobState, log: Path) -> JobRecord:
@@ -122,7 +122,7 @@ def test_it_works_and_leaves_in_order(url: str, ledger: Ledger, command: list[st
         assert error is not None
         assert error.code == "TASK_FAILED"
         napping = put(ledger, "nap", 2)
-        wait_for(lambda: ledger.progress([napping]), "its progress")
+        wait_for(lambda: ledger.jobs.progress([napping]), "its progress")
         process.send_signal(signal.SIGTERM)
         wait_for(lambda: any(note in log.read_text() for note in TOLD_TO_STOP), "it to know that it shall stop")
         # What runs is finished, and what is there besides is left to others.
@@ -130,7 +130,7 @@ def test_it_works_and_leaves_in_order(url: str, ledger: Ledger, command: list[st
         assert process.wait(60) == 0, log.read_text()
         assert (job_of(ledger, napping).state, job_of(ledger, napping).result) == (JobState.SUCCEEDED, b"2")
         assert job_of(ledger, waiting).state is JobState.PENDING
-        assert [worker.state for worker in ledger.workers()] == [WorkerState.STOPPED]
+        assert [worker.state for worker in ledger.workers.list()] == [WorkerState.STOPPED]
 
 
 def test_its_job_outlives_a_restart_of_the_server(
@@ -151,7 +151,7 @@ def test_its_job_outlives_a_restart_of_the_server(
         assert (done.token, done.attempt, done.result) == (token, 1, b"3")
         # And it is at work again.
         assert until(ledger, put(ledger, "greet", "Ada"), JobState.SUCCEEDED, log).attempt == 1
-        assert len(ledger.workers()) == 1
+        assert len(ledger.workers.list()) == 1
 
 
 def test_killed_it_loses_its_job_to_another(
@@ -174,7 +174,7 @@ def test_killed_it_loses_its_job_to_another(
         wait_for(lambda: job_of(ledger, napping).worker_id not in (None, worker.id), "another to take the job")
         taken = until(ledger, napping, JobState.RUNNING, log)
         assert (taken.attempt, taken.crash_count) == (2, 1)
-        dead = ledger.remote_worker(worker.id)
+        dead = ledger.workers.remote(worker.id)
         assert dead is not None
         assert dead.verdict is not None
         assert (dead.state, dead.verdict.detector) == (WorkerState.DEAD, "lease")

@@ -36,7 +36,7 @@ def test_one_request_settles_claims_and_starts(http: httpx.Client, ledger: Ledge
         assert [state(ledger, job["job_id"]) for job in last] == [JobState.RUNNING] * len(last)
         assert (said["state"], said["drain"], said["cancel"]) == ("active", False, [])
     assert seen == ids
-    record = ledger.job(ids[0])
+    record = ledger.jobs.get(ids[0])
     assert record is not None
     assert (record.state, record.result) == (JobState.SUCCEEDED, b'{"n":%d}' % ids[0])
 
@@ -102,7 +102,7 @@ def test_failures_and_all_other_outcomes_follow_their_rules(http: httpx.Client, 
     said = turn(worker, claim=1, settle=settle)
     assert [result["status"] for result in said["results"]] == ["retrying", "succeeded"]
     assert [job["job_id"] for job in said["jobs"]] == [number]
-    assert ledger.outputs(second["job_id"])[0].stdout == b"said"
+    assert ledger.jobs.outputs(second["job_id"])[0].stdout == b"said"
 
 
 def test_a_result_that_cannot_be_stored_fails_alone(http: httpx.Client, ledger: Ledger, queue: str) -> None:

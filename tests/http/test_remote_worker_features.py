@@ -67,7 +67,7 @@ def test_what_a_dead_worker_wrote_down_comes_to_the_next(
     # The zombie is refused, and told.
     late = first.call("steps", jobs=[{**key(job), "seq": 2, "name": "late", "value": 1}])
     assert late.status_code == 409
-    assert [one.name for one in ledger.journal(job_id)] == ["checkpoint", "charge"]
+    assert [one.name for one in ledger.jobs.journal(job_id)] == ["checkpoint", "charge"]
 
 
 def test_sleeping_and_waiting_for_a_signal(http: httpx.Client, ledger: Ledger, queue: str) -> None:
@@ -266,7 +266,7 @@ def test_jobs_of_foreign_workers_are_counted(url: str) -> None:
         with closing(ready_ledger(Settings(url=url))) as ledger:
             put(ledger, "pictures")
             [taken] = worker.claim(limit=1)
-            ledger.turn(Turn(worker.id, release=(Release(taken["job_id"], taken["token"]),)))
+            ledger.workers.turn(Turn(worker.id, release=(Release(taken["job_id"], taken["token"]),)))
         assert worker.call("settle", jobs=[{**key(taken), "outcome": "succeeded"}]).status_code == 409
         for line in (
             'unstuck_jobs_ended_total{queue="pictures",state="succeeded"} 2',

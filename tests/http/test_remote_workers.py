@@ -38,13 +38,13 @@ def test_the_first_beat_of_a_name_registers_it(http: httpx.Client, ledger: Ledge
         "next_heartbeat_in": 30,
     }
     assert '"next_heartbeat_in":30,' in answer.text
-    worker = ledger.remote_worker_named(name)
+    worker = ledger.workers.find_remote(name)
     assert worker is not None
     assert (worker.id, worker.host, worker.version) == (said["id"], "server-01", "1.0.0")
     assert (worker.metadata, worker.suspect_after_s, worker.heartbeat_interval_s) == (metadata, 300, 30)
     again = http.post(path, json={"worker_id": name, "metadata": {**metadata, "tasks_processed": 43}}).json()
     assert (again["id"], again["declared_dead"]) == (said["id"], None)
-    seen = ledger.remote_worker_named(name)
+    seen = ledger.workers.find_remote(name)
     assert seen is not None
     assert seen.metadata["tasks_processed"] == 43
 
@@ -60,10 +60,10 @@ def test_later_beats_are_answered_as_the_first_and_bring_news_and_orders(
     assert second.json() == first.json()
     assert second.headers["content-type"] == first.headers["content-type"]
     worker_id = first.json()["id"]
-    record = ledger.remote_worker(worker_id)
+    record = ledger.workers.remote(worker_id)
     assert record is not None
     assert record.metadata["n"] == 2
-    ledger.disable(worker_id, "sick", "ops")
+    ledger.workers.disable(worker_id, "sick", "ops")
     assert http.post(path, json={"worker_id": name}).json()["disabled"] is True
     # What is wrong is said as before, also to one that is known.
     wrong = http.post(path, json={"worker_id": name, "metadata": {"n": "x" * 20_000}})
@@ -77,7 +77,7 @@ def test_a_beat_without_metadata_keeps_the_last(http: httpx.Client, ledger: Ledg
     worker_id = http.post(path, json={"worker_id": name, "metadata": told}).json()["id"]
 
     def metadata() -> dict[str, Any]:
-        record = ledger.remote_worker(worker_id)
+        record = ledger.workers.remote(worker_id)
         assert record is not None
         return record.metadata
 
@@ -98,21 +98,21 @@ def test_a_new_life_without_metadata_keeps_those_of_the_last(
     fall_silent(ledger, backdoor, Worker(http, queue, name=queue, metadata=told).id)
     said = http.post("/api/workers/heartbeat", json={"worker_id": queue}).json()
     assert said["declared_dead"] is not None
-    record = ledger.remote_worker_named(queue)
+    record = ledger.workers.find_remote(queue)
     assert record is not None
     assert (record.metadata, record.host) == (told, "server-02")
 
 
 def test_the_name_of_a_living_python_worker_is_taken(http: httpx.Client, ledger: Ledger, queue: str) -> None:
-    ledger.register(python_worker(f"py{abs(hash(queue)) % 10**9}", queue))
+    ledger.workers.register(python_worker(f"py{abs(hash(queue)) % 10**9}", queue))
     for more in ({}, {"replace": True}, {"instance": "a"}):
         refused = http.post("/api/v1/workers", json={"name": queue, **more})
         assert (refused.status_code, refused.json()["code"]) == (409, "name_taken")
     refused = http.post("/api/workers/heartbeat", json={"worker_id": queue})
     assert (refused.status_code, refused.json()["code"]) == (409, "name_taken")
     assert "Python" in refused.json()["detail"]
-    assert ledger.remote_worker_named(queue) is None
-    ledger.retire(f"py{abs(hash(queue)) % 10**9}")
+    assert ledger.workers.find_remote(queue) is None
+    ledger.workers.stop(f"py{abs(hash(queue)) % 10**9}")
     assert http.post("/api/v1/workers", json={"name": queue}).status_code == 201
 
 
@@ -183,7 +183,7 @@ def test_a_beat_after_death_opens_a_new_life_and_never_revives_the_old(
     assert said["declared_dead"]["id"] == worker.id
     assert (said["declared_dead"]["detector"], said["success"]) == ("lease", True)
     assert "no heartbeat for" in said["declared_dead"]["evidence"]
-    old, new = ledger.remote_worker(worker.id), ledger.remote_worker(said["id"])
+    old, new = ledger.workers.remote(worker.id), ledger.workers.remote(said["id"])
     assert old is not None
     assert new is not None
     assert (old.state, new.state) == (WorkerState.DEAD, WorkerState.ACTIVE)
@@ -206,8 +206,8 @@ def test_the_answer_says_what_is_asked_of_it(http: httpx.Client, ledger: Ledger,
     worker = Worker(http, queue)
     job_id = put(ledger, queue)
     [job] = worker.claim(start=True)
-    ledger.cancel([job_id], "me")
-    ledger.request(worker.id, "stop", "me")
+    ledger.jobs.cancel([job_id], "me")
+    ledger.workers.request(worker.id, "stop", "me")
     said = worker.call("beat", jobs=[key(job)]).json()
     assert (said["stop"], said["drain"], said["cancel"]) == (True, False, [key(job)])
     assert worker.claim() == []
@@ -276,7 +276,7 @@ def test_a_worker_started_anew_takes_its_own_place_and_its_jobs_are_settled_at_o
     second = Worker(http, queue, name=f"pod-{queue}", replace=True)
     assert second.id != first.id
     assert state(ledger, claimed) is JobState.PENDING
-    assert ledger.remote_worker(first.id).state is WorkerState.DEAD  # type: ignore[union-attr]
+    assert ledger.workers.remote(first.id).state is WorkerState.DEAD  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -299,12 +299,12 @@ def test_its_tasks_can_be_enqueued_by_others_with_its_rules(http: httpx.Client, 
     name = f"task-{queue}"
     rules = {"on_crash": "retry", "max_crash_retries": 1, "timeout": "5m", "retry": {"max_attempts": 2, "delay": 3}}
     Worker(http, queue, tasks=[{"name": name, "queue": f"{queue}-2", **rules}])
-    task = next(task for task in ledger.tasks() if task.name == name)
+    task = next(task for task in ledger.queues.tasks() if task.name == name)
     policy = Policy(RetryRule(2, "exponential", 3.0, 600.0), "retry", 1, 300.0)
     assert (task.queue, task.policy) == (f"{queue}-2", encode_policy(policy))
     # A bare name changes nothing of that.
     Worker(http, queue, tasks=[name])
-    assert next(task for task in ledger.tasks() if task.name == name).policy == encode_policy(policy)
+    assert next(task for task in ledger.queues.tasks() if task.name == name).policy == encode_policy(policy)
 
 
 # The life of a job ------------------------------------------------------------------------------
@@ -321,15 +321,15 @@ def test_a_job_goes_through_its_hands(http: httpx.Client, ledger: Ledger, queue:
     assert worker.call("start", jobs=[key(job)]).json()["results"][0]["status"] == "already"
     said = worker.call("progress", jobs=[{**key(job), "done": 1, "total": 2, "message": "half\0way"}])
     assert said.status_code == 200
-    note = ledger.progress([job_id])[job_id]
+    note = ledger.jobs.progress([job_id])[job_id]
     assert (note.done, note.total, note.message) == (1, 2, "half\\x00way")
     settled = done(job, result={"ok": [1, "é"]}, stdout="hello\n", stderr="x" * 50 * LARGEST_OUTPUT)
     assert worker.call("settle", jobs=[settled]).json()["results"][0]["status"] == "succeeded"
     assert worker.call("settle", jobs=[settled]).json()["results"][0]["status"] == "already"
-    record = ledger.job(job_id)
+    record = ledger.jobs.get(job_id)
     assert record is not None
     assert (record.state, record.result) == (JobState.SUCCEEDED, '{"ok":[1,"é"]}'.encode())
-    [output] = ledger.outputs(job_id)
+    [output] = ledger.jobs.outputs(job_id)
     assert output.stdout == b"hello\n"
     assert len(output.stderr) < 2 * LARGEST_OUTPUT
     worker.call("beat")
@@ -356,7 +356,7 @@ def test_a_failure_follows_the_rules_that_were_stored_with_the_job(
         statuses.append(worker.call("settle", **body).json()["results"][0]["status"])
         assert worker.call("settle", **body).json()["results"][0]["status"] == "already"
     assert statuses == ["retrying", "failed"]
-    record = ledger.job(job_id)
+    record = ledger.jobs.get(job_id)
     assert record is not None
     assert record.error is not None
     assert (record.state, record.failures, record.error.code) == (JobState.FAILED, 2, "TASK_FAILED")
@@ -378,7 +378,7 @@ def test_what_a_worker_must_leave_undone_counts_for_nobody(http: httpx.Client, l
     [job] = worker.claim(start=True)
     said = worker.call("settle", jobs=[{**key(job), "outcome": "interrupted", "error": {"message": "deploy"}}])
     assert said.json()["results"][0]["status"] == "retrying"
-    record = ledger.job(job_id)
+    record = ledger.jobs.get(job_id)
     assert record is not None
     assert (record.state, record.crash_count) == (JobState.PENDING, 0)
 
@@ -400,7 +400,7 @@ def test_what_was_never_begun_goes_back_for_free(http: httpx.Client, ledger: Led
     [job] = worker.claim()
     assert worker.call("release", jobs=[key(job)]).json()["results"][0]["status"] == "released"
     assert worker.call("release", jobs=[key(job)]).json()["results"][0]["status"] == "already"
-    record = ledger.job(job_id)
+    record = ledger.jobs.get(job_id)
     assert record is not None
     assert (record.state, record.attempt) == (JobState.PENDING, 0)
 
@@ -430,11 +430,11 @@ def test_an_orderly_end_gives_back_what_was_only_claimed(http: httpx.Client, led
     worker.call("start", jobs=[key(jobs[running])])
     said = worker.call("shutdown").json()
     assert (said["state"], said["released"], said["left_running"]) == ("stopped", 1, 1)
-    record = ledger.job(claimed)
+    record = ledger.jobs.get(claimed)
     assert record is not None
     assert (record.state, record.attempt) == (JobState.PENDING, 0)
     wait_for(lambda: state(ledger, running) is JobState.PENDING, "the reaper")
-    record = ledger.job(running)
+    record = ledger.jobs.get(running)
     assert record is not None
     assert record.crash_count == 0
     assert worker.call("shutdown").json()["state"] == "stopped"
@@ -520,7 +520,7 @@ def test_a_worker_that_waits_hears_a_request_whose_wake_up_was_lost(
         thread.start()
         served.wait_passed("http.claim_waiting", waiting + 1)
         # Written without a wake-up. Its next heartbeat brings it, and while it waits the server sends that for it.
-        ledger.drain(worker.id)
+        ledger.workers.drain(worker.id)
         thread.join()
     assert (said[0].json()["drain"], said[0].json()["jobs"]) == (True, [])
 
@@ -599,7 +599,7 @@ def test_a_write_that_comes_too_late_is_told_what_happened(
     beat = late.call("beat", jobs=[key(job)])
     assert (beat.status_code, beat.json()["code"]) == (409, "worker_gone")
     assert other.call("settle", jobs=[done(taken, result=2)]).status_code == 200
-    record = ledger.job(job_id)
+    record = ledger.jobs.get(job_id)
     assert record is not None
     assert record.result == b"2"
 
@@ -631,7 +631,7 @@ def test_a_settlement_repeated_after_its_worker_died_is_still_done(
 
 
 def test_nobody_speaks_for_a_python_worker(http: httpx.Client, ledger: Ledger) -> None:
-    ledger.register(birth("py1", suspect_after_s=600, running_stale_after_s=600))
+    ledger.workers.register(birth("py1", suspect_after_s=600, running_stale_after_s=600))
     for verb in ("beat", "claim", "shutdown"):
         assert http.post(f"/api/v1/workers/py1/{verb}", json={}).status_code == 404
 

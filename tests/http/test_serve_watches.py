@@ -33,11 +33,13 @@ def killed_worker(ledger: Ledger, worker_id: str) -> None:
     """Write down a worker of this host whose process is gone."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    ledger.register(birth(worker_id, pid=ended.pid, process_started="1", suspect_after_s=600.0, heartbeat_interval_s=5))
+    ledger.workers.register(
+        birth(worker_id, pid=ended.pid, process_started="1", suspect_after_s=600.0, heartbeat_interval_s=5)
+    )
 
 
 def is_dead(ledger: Ledger, worker_id: str) -> bool:
-    return any(one.id == worker_id and one.state is WorkerState.DEAD for one in ledger.workers())
+    return any(one.id == worker_id and one.state is WorkerState.DEAD for one in ledger.workers.list())
 
 
 def test_a_server_that_was_restarted_finds_the_dead_before_anyone_calls_it(url: str) -> None:
@@ -57,7 +59,7 @@ def test_a_server_that_was_restarted_finds_the_dead_before_anyone_calls_it(url: 
             fall_silent(ledger, backdoor_of(url), worker.id)
             wait_for(lambda: state(ledger, job) is JobState.PENDING, "its job to be back in the queue")
             # An operator's schedule is kept as well: no worker is left to keep it.
-            wait_for(lambda: sum(ledger.count_jobs().values()) > 1, "the schedule to fire")
+            wait_for(lambda: sum(ledger.jobs.count().values()) > 1, "the schedule to fire")
     finally:
         ledger.close()
 

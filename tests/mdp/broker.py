@@ -112,7 +112,7 @@ class BrokerHarness:
         return client
 
     def living(self, service: str) -> list[WorkerRecord]:
-        return [worker for worker in self.fleet.ledger.workers(living_only=True) if service in worker.tasks]
+        return [worker for worker in self.fleet.ledger.workers.list(living_only=True) if service in worker.tasks]
 
     def declare_dead(self, worker: WorkerRecord) -> None:
         Reaper(self.fleet.ledger, Recovery(), by="test").report_death(worker.id, Detector.OPERATOR, "somebody says so")
@@ -139,12 +139,12 @@ class BrokerHarness:
         return [work for work in self.done() if work.name == name][-1]
 
     def jobs(self, *states: JobState) -> list[JobRecord]:
-        return self.fleet.ledger.jobs(JobFilter(states=states, limit=5000))
+        return self.fleet.ledger.jobs.list(JobFilter(states=states, limit=5000))
 
     def job(self) -> JobRecord:
         """Give the only job that there is."""
         (found,) = self.jobs()
-        record = self.fleet.ledger.job(found.id)
+        record = self.fleet.ledger.jobs.get(found.id)
         assert record is not None
         return record
 

@@ -110,7 +110,7 @@ def jobs(peers: Peers) -> list[JobRecord]:
     """Return the jobs of the service, as the ledger has them."""
     ledger = ready_ledger(Settings(url=peers.broker.url))
     try:
-        found = ledger.jobs(JobFilter(task=peers.service.decode(), limit=100))
-        return [record for job in found if (record := ledger.job(job.id)) is not None]
+        found = ledger.jobs.list(JobFilter(task=peers.service.decode(), limit=100))
+        return [record for job in found if (record := ledger.jobs.get(job.id)) is not None]
     finally:
         ledger.close()

@@ -25,6 +25,6 @@ def test_a_broker_that_was_started_again_watches_and_schedules_before_anyone_cal
             app.close()
             broker.again()
             wait_for(lambda: is_dead(ledger, "killed"), "the killed Python worker to be found")
-            wait_for(lambda: ledger.count_jobs(), "the schedule to fire")
+            wait_for(lambda: ledger.jobs.count(), "the schedule to fire")
         finally:
             ledger.close()

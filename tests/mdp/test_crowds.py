@@ -142,13 +142,13 @@ def test_a_crowd_that_dies_is_looked_at_once_and_not_in_each_order(
     settings = Settings(url=url)
     monkeypatch.setattr(batch_runner, "WATCH_EVERY_S", 60.0)
     with closing(ready_ledger(settings)) as ledger:
-        look, looks = ledger.watch, []
+        look, looks = ledger.recovery.watch, []
 
         def counted(*near: str | None) -> list[WorkerWatch]:
             looks.append(near)
             return look(*near)
 
-        monkeypatch.setattr(ledger, "watch", counted)
+        monkeypatch.setattr(ledger.recovery, "watch", counted)
         sitting = batch_runner.BatchRunner(ledger, settings, Reaper(ledger, settings.recovery, by="test"))
         core = BrokerCore(settings.mdp, new_worker_id, time.time)
 
@@ -165,12 +165,12 @@ def test_a_crowd_that_dies_is_looked_at_once_and_not_in_each_order(
         for number in range(5 * PORTION):
             core.on_message(b"w%d" % number, [b"", b"MDPW01", READY, b"crowd"], number, 0.0)
         settle()
-        assert len(ledger.workers(living_only=True)) == 5 * PORTION
+        assert len(ledger.workers.list(living_only=True)) == 5 * PORTION
         looks.clear()
         for number in range(5 * PORTION):
             core.on_connection_closed(number, 0.0)
         assert settle() >= 5
-        assert ledger.workers(living_only=True) == []
+        assert ledger.workers.list(living_only=True) == []
         assert len(looks) == 1
 
 
@@ -202,9 +202,9 @@ def test_workers_cannot_fill_the_ledger_with_services(
         *_, command, about = come(b"ours", *services[3], b"", cbor2.dumps({"name": "n"}))
         assert command == mdp_broker.DISCONNECT
         assert cbor2.loads(about)["error"] == "TOO_MANY_SERVICES"
-        assert len(ledger.tasks()) == 90
+        assert len(ledger.queues.tasks()) == 90
         assert come(b"again", *services[0]) == [], "known services are always served"
-        assert len(ledger.workers(living_only=True)) == 4
+        assert len(ledger.workers.list(living_only=True)) == 4
 
 
 def test_names_that_came_and_went_are_only_looked_up() -> None:

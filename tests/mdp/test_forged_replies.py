@@ -42,7 +42,7 @@ def test_a_reply_in_the_name_of_a_python_worker_ends_neither_the_worker_nor_its_
     worker = scene.fleet.start("--concurrency", "1")
     gate = scene.folder / "gate"
     job, _ = scene.fleet.begin("wait_for_file", str(gate))
-    (held,) = scene.fleet.ledger.held(worker.id)
+    (held,) = scene.fleet.ledger.workers.held(worker.id)
     token = held.token if forged == "its attempt" else held.token + 1000
     stranger.reply(f"{job.id}.{token}.{worker.id}.wait_for_file".encode(), b"forged")
     # The reply was written before a stranger's next question is answered.
@@ -188,11 +188,13 @@ def test_a_worker_of_a_broker_without_keys_hands_in_its_reply_to_one_with_keys(
         tasks=(TaskRecord("echo", "echo"),), concurrency=1, version="", heartbeat_interval_s=60.0,
         suspect_after_s=60.0, running_stale_after_s=60.0, transport=Transport.MDP,
     )  # fmt: skip
-    ledger.register(worker)
+    ledger.workers.register(worker)
     with closing(RawClient(scene.endpoint)) as client:
         client.ask(b"echo", b"job")
         wait_for(lambda: scene.jobs(), "the request")
-        (job,) = ledger.turn(Turn("old1", claim_request=ClaimRequest(("echo",), ("echo",), limit=1, start=1))).claimed
+        (job,) = ledger.workers.turn(
+            Turn("old1", claim_request=ClaimRequest(("echo",), ("echo",), limit=1, start=1))
+        ).claimed
         stranger.reply(f"{job.job_id}.{job.token}-{secrets.token_hex(16)}.old1.echo".encode(), b"forged")
         stranger.is_sent_away()
         stranger.reply(f"{job.job_id}.{job.token}.old1.echo".encode(), b"late")

@@ -125,7 +125,9 @@ def test_who_breaks_the_protocol_is_blamed_and_not_the_job(
     good.reply(b"done")
     assert client.recv() == [b"done"]
     ledger = ready_ledger(Settings(url=peers.broker.url))
-    ended = [one for one in ledger.workers() if peers.service.decode() in one.tasks and one.state is WorkerState.DEAD]
+    ended = [
+        one for one in ledger.workers.list() if peers.service.decode() in one.tasks and one.state is WorkerState.DEAD
+    ]
     ledger.close()
     assert len(ended) == 2, "the peers are blamed"
 

@@ -111,7 +111,7 @@ def test_requests_keep_to_the_limits_of_the_task_that_they_call(scene: BrokerHar
     for line in ({"a0"}, {"a1", "other"}):
         steps = [step for step, account in drawn if account in line]
         assert steps == ["begin", "end"] * (len(steps) // 2), drawn
-    ties = [scene.fleet.ledger.links(job.id) for job in scene.jobs()]
+    ties = [scene.fleet.ledger.jobs.links(job.id) for job in scene.jobs()]
     lines = sorted((one.concurrency_key or "", one.concurrency_limit, one.retain_s) for one in ties if one is not None)
     kept = ("account:a0", 1, 7200.0), ("account:a1", 1, 7200.0), ("draw", 1, 7200.0)
     assert lines == [kept[0]] * 4 + [kept[1]] * 5 + [kept[2]] + [("draw_computed", 2, None), ("mine", 2, None)]
@@ -124,7 +124,7 @@ def test_a_request_of_which_no_key_can_be_made_stands_in_the_line_of_its_task(sc
     client = scene.client()
     for account in ("abc", None):
         assert cbor2.loads(client.call("draw_short", as_cbor(path="", account=account))[0]) == str(account)
-    ties = [scene.fleet.ledger.links(job.id) for job in scene.jobs()]
+    ties = [scene.fleet.ledger.jobs.links(job.id) for job in scene.jobs()]
     assert sorted(one.concurrency_key or "" for one in ties if one is not None) == ["ab", "draw_short"]
 
 

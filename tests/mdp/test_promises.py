@@ -102,7 +102,7 @@ def test_a_job_that_a_python_worker_has_begun_does_not_expire(scene: BrokerHarne
     for step in desk.steps(Batch(overdue=[job.id]), answer):
         step.do()
     assert answer.expired == []
-    assert [held.cancel_requested for held in ledger.held(worker.id)] == [False]
+    assert [held.cancel_requested for held in ledger.workers.held(worker.id)] == [False]
     gate.touch()
     assert job.result(TIMEOUT_S) == "rested"
 

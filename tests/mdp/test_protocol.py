@@ -212,7 +212,7 @@ def test_mmi_tells_of_jobs_services_workers_and_health(peers: Peers) -> None:
     assert code == b"200"
     assert cbor2.loads(told)["status"] in ("ok", "degraded", "failing")
     ledger = ready_ledger(Settings(url=peers.broker.url))
-    (job,) = ledger.jobs(JobFilter(task=name))
+    (job,) = ledger.jobs.list(JobFilter(task=name))
     ledger.close()
     code, told = client.call(b"mmi.status", b"%d" % job.id)
     assert (code, cbor2.loads(told)["state"], cbor2.loads(told)["final"]) == (b"200", "running", False)

@@ -76,7 +76,7 @@ def test_requests_in_flight_outlive_the_broker(scene: BrokerHarness, requests: i
         # The last ones wait for its death, so that it is killed in the middle of them on any machine.
         for shut in [gate if place > each * 3 / 4 else ""]
     ]
-    wait_for(lambda: sum(scene.fleet.ledger.count_jobs().values()) == requests, "all requests in the ledger")
+    wait_for(lambda: sum(scene.fleet.ledger.jobs.count().values()) == requests, "all requests in the ledger")
     scene.kill_broker()
     gate.touch()
 
@@ -286,7 +286,7 @@ def test_what_a_dead_broker_kept_for_old_workers_is_settled_by_the_next_one(scen
         for _ in range(left):
             address, body = next_request(worker)
             worker.reply(address, *body)
-        wait_for(lambda: scene.fleet.ledger.count_jobs() == {JobState.SUCCEEDED: requests}, "all of them")
+        wait_for(lambda: scene.fleet.ledger.jobs.count() == {JobState.SUCCEEDED: requests}, "all of them")
         assert sorted(job.crash_count for job in scene.jobs())[-2:] == [0, 1]
     finally:
         worker.close(0)
@@ -455,7 +455,7 @@ def test_a_living_broker_settles_what_another_one_leaves_that_dies(scene: Broker
         for _ in range(sum(job.state is not JobState.SUCCEEDED for job in scene.jobs())):
             address, body = next_request(quick)
             quick.reply(address, *body)
-        wait_for(lambda: scene.fleet.ledger.count_jobs() == {JobState.SUCCEEDED: 150}, "all of them")
+        wait_for(lambda: scene.fleet.ledger.jobs.count() == {JobState.SUCCEEDED: 150}, "all of them")
     finally:
         quick.close(0)
         context.destroy(linger=0)

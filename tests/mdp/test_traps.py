@@ -318,7 +318,7 @@ def test_a_worker_that_connects_in_the_moment_of_the_start_is_served(
         thread.start()
         try:
             assert worker.hear()[2] == HEARTBEAT
-            assert len(ledger.workers(living_only=True)) == 1
+            assert len(ledger.workers.list(living_only=True)) == 1
         finally:
             wait_for(lambda: end.loop, "the loop")
             end.ask(0, None)

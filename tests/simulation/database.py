@@ -179,7 +179,7 @@ def _migrate(server: PgServer) -> None:
         migrations=[replace(one, sql=_simulated(one.sql)) for one in MIGRATIONS],
         functions=[replace(one, sql=_simulated(one.sql)) for one in FUNCTIONS],
     )
-    server.execute(_SERVER.replace("{schema}", ledger.quoted_schema), TEMPLATE)
+    server.execute(_SERVER.replace("{schema}", ledger.db.quoted_schema), TEMPLATE)
     ledger.close()
 
 

@@ -1,6 +1,6 @@
 """Build records with plain values; enqueue, claim and end jobs without a worker process.
 
-    ledger.register(birth("w1", queues=("mail",)))
+    ledger.workers.register(birth("w1", queues=("mail",)))
     job = running(ledger, "w1")
     turn(ledger, "w1", done=[done(job)])
 
@@ -89,11 +89,11 @@ def new_job(**changes: Any) -> NewJob:
 
 def put(ledger: Ledger, **changes: Any) -> int:
     """Enqueue one job and give its id."""
-    return ledger.enqueue([new_job(**changes)])[0].job_id
+    return ledger.jobs.enqueue([new_job(**changes)])[0].job_id
 
 
 def turn(ledger: Ledger, worker_id: str = "w1", **parts: Any) -> TurnAnswer:
-    return ledger.turn(Turn(worker_id, **{name: tuple(value) for name, value in parts.items()}))
+    return ledger.workers.turn(Turn(worker_id, **{name: tuple(value) for name, value in parts.items()}))
 
 
 def wish(
@@ -106,7 +106,7 @@ def wish(
     run_ahead: bool = False,
     start: int = 0,
 ) -> TurnAnswer:
-    return ledger.turn(
+    return ledger.workers.turn(
         Turn(worker_id, claim_request=ClaimRequest(tuple(queues), tuple(tasks), limit, run_ahead, start))
     )
 
@@ -183,6 +183,6 @@ def verdict(state: WorkerState = WorkerState.DEAD, **changes: Any) -> WorkerVerd
 
 
 def state_of(ledger: Ledger, job_id: int) -> JobState:
-    record = ledger.job(job_id)
+    record = ledger.jobs.get(job_id)
     assert record is not None
     return record.state

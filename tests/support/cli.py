@@ -107,7 +107,7 @@ class Cli:
             rules=self.settings.recovery.rules,
         )
         with self.ledger() as ledger:
-            ledger.register(worker)
+            ledger.workers.register(worker)
         return worker_id
 
     def jobs(self, count: int = 1, *, policy: Policy | None = None, **fields: Any) -> list[int]:
@@ -123,7 +123,7 @@ class Cli:
             }
         )
         with self.ledger() as ledger:
-            return [stored.job_id for stored in ledger.enqueue([new] * count)]
+            return [stored.job_id for stored in ledger.jobs.enqueue([new] * count)]
 
     def claim(
         self, worker_id: str = "w1", limit: int = 1, *, start: bool = False, queue: str = "default"
@@ -131,11 +131,11 @@ class Cli:
         """Let the worker claim jobs, and start them."""
         with self.ledger() as ledger:
             wish = ClaimRequest(queues=(queue,), tasks=("add", "crawl"), limit=limit)
-            answer = ledger.turn(Turn(worker_id, claim_request=wish))
+            answer = ledger.workers.turn(Turn(worker_id, claim_request=wish))
             held = [AttemptRef(claimed.job_id, claimed.token) for claimed in answer.claimed]
             assert len(held) == limit
             if start:
-                assert not ledger.turn(Turn(worker_id, start=tuple(held))).superseded
+                assert not ledger.workers.turn(Turn(worker_id, start=tuple(held))).superseded
         return held
 
     def succeed(
@@ -144,7 +144,7 @@ class Cli:
         outputs = (Output(held.job_id, held.token, stdout, stderr),) if stdout or stderr else ()
         with self.ledger() as ledger:
             done = Turn(worker_id, done=(Success(held.job_id, held.token, result),), outputs=outputs)
-            assert not ledger.turn(done).superseded
+            assert not ledger.workers.turn(done).superseded
 
     def fail(self, held: AttemptRef, message: str = "boom", *, worker_id: str = "w1") -> None:
         details = {"type": "ValueError", "traceback": f'  File "tasks.py", line 3\nValueError: {message}'}
@@ -159,12 +159,12 @@ class Cli:
             message=f"TASK_FAILED: {message}",
         )
         with self.ledger() as ledger:
-            assert not ledger.turn(Turn(worker_id, endings=(ending,))).superseded
+            assert not ledger.workers.turn(Turn(worker_id, endings=(ending,))).superseded
 
     def report_death(self, worker_id: str = "w1") -> None:
         with self.ledger() as ledger:
             verdict = WorkerVerdict(WorkerState.DEAD, Detector.PEER, "its process no longer exists", 1.5, "reaper")
-            assert ledger.declare_dead(worker_id, verdict, GuardNone())
+            assert ledger.recovery.declare_dead(worker_id, verdict, GuardNone())
 
 
 RETRIED = Policy(on_crash="retry")

@@ -67,7 +67,7 @@ class WorkerProcess:
         return self.process.pid
 
     def record(self) -> WorkerRecord | None:
-        found = [worker for worker in self.fleet.ledger.workers() if worker.pid == self.pid]
+        found = [worker for worker in self.fleet.ledger.workers.list() if worker.pid == self.pid]
         return max(found, key=lambda worker: worker.created_at, default=None)
 
     @property
@@ -225,7 +225,7 @@ class Fleet:
         self._pages |= note_memory_of(worker.pid)
 
     def state(self, job: Job) -> JobState:
-        record = self.ledger.job(job.id)
+        record = self.ledger.jobs.get(job.id)
         assert record is not None
         return record.state
 
@@ -320,7 +320,7 @@ def own_network() -> Iterator[Hub]:
 
 def the_dead(fleet: Fleet) -> list[str]:
     """Return each worker that was declared dead, with the verdict."""
-    return [f"{one.name}: {one.verdict}" for one in fleet.ledger.workers() if one.state is WorkerState.DEAD]
+    return [f"{one.name}: {one.verdict}" for one in fleet.ledger.workers.list() if one.state is WorkerState.DEAD]
 
 
 def assert_no_worker_declared_dead(fleet: Fleet) -> None:
@@ -336,7 +336,7 @@ def wait_heartbeats(fleet: Fleet, times: int = 2) -> None:
 
     def enough() -> bool:
         with suppress(LedgerUnavailable):
-            for record in fleet.ledger.workers():
+            for record in fleet.ledger.workers.list():
                 if record.id in ids and record.last_seen_at != last.get(record.id):
                     assert record.state is not WorkerState.DEAD, f"declared dead although alive: {record}"
                     last[record.id] = record.last_seen_at
@@ -359,7 +359,7 @@ def assert_one_attempt_each(fleet: Fleet, jobs: list[Job], patience_s: float = 4
     wait_for(all_ended, "every nap to end", patience_s, every_s=0.05)
     for job in jobs:
         assert job.result(timeout=5) == "rested"
-        assert len(fleet.ledger.attempts(job.id)) == 1, fleet.ledger.attempts(job.id)
+        assert len(fleet.ledger.jobs.attempts(job.id)) == 1, fleet.ledger.jobs.attempts(job.id)
     assert_no_worker_declared_dead(fleet)
 
 
@@ -376,7 +376,7 @@ def begin_on_each(fleet: Fleet, workers: list[WorkerProcess], task: str, seconds
     notes = fleet.folder / f"{task}.notes"
     jobs = [fleet.task(task).enqueue(seconds, str(notes)) for _ in workers]
     wait_for(lambda: notes.exists() and notes.read_text().count("begun") == len(workers), "every nap to begin")
-    holders = {fleet.ledger.attempts(job.id)[0].worker_id for job in jobs}
+    holders = {fleet.ledger.jobs.attempts(job.id)[0].worker_id for job in jobs}
     assert len(holders) == len(workers), "one job each"
     return jobs, notes
 

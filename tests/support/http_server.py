@@ -389,7 +389,7 @@ def fall_silent(ledger: Ledger, backdoor: Backdoor, worker_id: str) -> None:
     def is_dead() -> bool:
         # Again with each look: a reaper that ticks in the same moment may begin a new watch.
         backdoor.age_beat(worker_id, SILENT_S)
-        record = ledger.remote_worker(worker_id)
+        record = ledger.workers.remote(worker_id)
         return record is not None and record.state is WorkerState.DEAD
 
     wait_for(is_dead, f"worker {worker_id} to be declared dead", every_s=0.1)
@@ -405,13 +405,13 @@ def put(ledger: Ledger, queue: str, policy: Policy = PLAIN, **more: Any) -> int:
         timeout_s=policy.timeout_s,
         **more,
     )
-    [stored] = ledger.enqueue([job])
+    [stored] = ledger.jobs.enqueue([job])
     ledger.notify({f"queue:{queue}"})
     return stored.job_id
 
 
 def state(ledger: Ledger, job_id: int) -> JobState:
-    record = ledger.job(job_id)
+    record = ledger.jobs.get(job_id)
     assert record is not None
     return record.state
 

@@ -19,9 +19,9 @@ def check_history(
     seen_tokens: dict[int, int] = {}
     states: Counter[str] = Counter()
     for job_id in job_ids:
-        job = ledger.job(job_id)
+        job = ledger.jobs.get(job_id)
         assert job is not None, f"job {job_id} is lost"
-        attempts = ledger.attempts(job_id)
+        attempts = ledger.jobs.attempts(job_id)
         for attempt in attempts:
             owner = seen_tokens.setdefault(attempt.token, job_id)
             assert owner == job_id, f"token {attempt.token} was given to jobs {owner} and {job_id}"

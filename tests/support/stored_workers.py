@@ -75,14 +75,14 @@ class StoredWorkers:
             "running_stale_after_s": suspect_after_s,
         }
         worker = birth(changes.pop("id", f"w{self.born}"), **{**facts, **changes})
-        self.ledger.register(worker)
+        self.ledger.workers.register(worker)
         return worker.id
 
     def running(self, worker_id: str, count: int = 1, policy: Policy | None = None) -> list[int]:
         """Give the worker jobs, and have it start them."""
         claimed = self.claimed(worker_id, count, policy)
-        tokens = {held.job_id: held.token for held in self.ledger.held(worker_id)}
-        self.ledger.turn(Turn(worker_id, start=tuple(AttemptRef(job_id, tokens[job_id]) for job_id in claimed)))
+        tokens = {held.job_id: held.token for held in self.ledger.workers.held(worker_id)}
+        self.ledger.workers.turn(Turn(worker_id, start=tuple(AttemptRef(job_id, tokens[job_id]) for job_id in claimed)))
         return claimed
 
     def claimed(self, worker_id: str, count: int = 1, policy: Policy | None = None) -> list[int]:
@@ -97,8 +97,8 @@ class StoredWorkers:
             heartbeat_timeout_s=policy.heartbeat_timeout_s,
             timeout_s=policy.timeout_s,
         )
-        ids = [job.job_id for job in self.ledger.enqueue([new] * count)]
-        answer = self.ledger.turn(Turn(worker_id, claim_request=ClaimRequest(("default",), ("t",), count)))
+        ids = [job.job_id for job in self.ledger.jobs.enqueue([new] * count)]
+        answer = self.ledger.workers.turn(Turn(worker_id, claim_request=ClaimRequest(("default",), ("t",), count)))
         assert sorted(job.job_id for job in answer.claimed) == sorted(ids)
         return ids
 
@@ -115,28 +115,28 @@ class StoredWorkers:
     def keep_watch(self) -> None:
         """Reach the ledger as a reaper does that has been in touch since the stage was set."""
         now_s = host.boottime_s()
-        self.ledger.keep_watch(Tick(now_s - self.ticked_s, 0.01))
+        self.ledger.recovery.tick(Tick(now_s - self.ticked_s, 0.01))
         self.ticked_s = now_s
 
     def watch(self, worker_id: str) -> WorkerWatch:
-        return next(seen for seen in self.ledger.watch() if seen.id == worker_id)
+        return next(seen for seen in self.ledger.recovery.watch() if seen.id == worker_id)
 
     def record(self, worker_id: str) -> WorkerRecord:
-        return next(seen for seen in self.ledger.workers() if seen.id == worker_id)
+        return next(seen for seen in self.ledger.workers.list() if seen.id == worker_id)
 
     def state(self, job_id: int) -> JobState:
-        job = self.ledger.job(job_id)
+        job = self.ledger.jobs.get(job_id)
         assert job is not None
         return job.state
 
     def cause(self, job_id: int) -> str:
-        job = self.ledger.job(job_id)
+        job = self.ledger.jobs.get(job_id)
         assert job is not None
         assert job.error is not None
         return job.error.cause or ""
 
     def messages(self, job_id: int) -> list[str]:
-        return [event.message for event in self.ledger.events(job_id=job_id)]
+        return [event.message for event in self.ledger.events.list(job_id=job_id)]
 
     def reaper(self, recovery: Any) -> Reaper:
         return Reaper(self.ledger, recovery, by="test")
@@ -164,7 +164,7 @@ def registered_victims(ledger: Ledger) -> Iterator[list[Victim]]:
         for number in range(VICTIMS):
             process = processes[number % PROCESSES]
             facts = {"pid": process.pid, "process_started": started[number % PROCESSES], "suspect_after_s": 600.0}
-            ledger.register(birth(f"victim-{number:03}", heartbeat_interval_s=5.0, **facts))
+            ledger.workers.register(birth(f"victim-{number:03}", heartbeat_interval_s=5.0, **facts))
         yield processes
     finally:
         kill_all(processes)

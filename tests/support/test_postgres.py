@@ -34,7 +34,7 @@ def test_a_ledger_that_was_lent_comes_back_empty_and_one_that_was_changed_does_n
     for number in range(2):
         with psycopg.connect(url) as left_open:
             ledger = PostgresLedger(Settings(url=url))
-            assert [stored.job_id for stored in ledger.enqueue([new_job()])] == [1]
+            assert [stored.job_id for stored in ledger.jobs.enqueue([new_job()])] == [1]
             pg_server.release(url)
             ledger.close()
             with pytest.raises(psycopg.OperationalError):

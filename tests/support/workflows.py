@@ -34,7 +34,7 @@ def end_workflows(shop: Cli) -> None:
     """Cancel the workflows that earlier tests left behind: `Shop.claim` takes the oldest job, whoever made it."""
     with opened_app(shop) as (app, _):
         for state in ("running", "paused"):
-            for left in app.ledger.workflows(state):
+            for left in app.ledger.workflows.list(state):
                 app.operator.workflows.cancel(left.id)
 
 

@@ -119,7 +119,7 @@ def test_arguments_that_cannot_be_stored_are_refused_and_nothing_is_written(
         some_task.enqueue(argument)
     with pytest.raises(PayloadError, match=words):
         some_task.enqueue_many([(1,), (argument,)])
-    assert sum(app.ledger.count_jobs().values()) == 0
+    assert sum(app.ledger.jobs.count().values()) == 0
 
 
 def test_arguments_that_do_not_fit_are_refused_where_they_are_given(app: App) -> None:
@@ -132,7 +132,7 @@ def test_arguments_that_do_not_fit_are_refused_where_they_are_given(app: App) ->
         send.enqueue("a", copy=2)
     with pytest.raises(WrongArguments, match="too many positional arguments"):
         send.enqueue_many([("a",), ("b", "c")])
-    assert sum(app.ledger.count_jobs().values()) == 0
+    assert sum(app.ledger.jobs.count().values()) == 0
     assert send.enqueue("a", copies=2).id > 0
 
 
@@ -242,7 +242,7 @@ def test_an_enqueue_in_a_forked_child_uses_connections_of_its_own(app: App) -> N
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     some_task.enqueue(3)
-    assert app.ledger.count_jobs() == {"pending": 3}
+    assert app.ledger.jobs.count() == {"pending": 3}
 
 
 def test_a_bad_end_survives_the_way_out_of_a_process_pool() -> None:

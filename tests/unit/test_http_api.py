@@ -76,18 +76,18 @@ def test_a_remote_worker_is_judged_by_the_settings_of_the_server_that_registered
 ) -> None:
     careful = replace(settings, recovery=Recovery(auto_fail_stale_running=False))
     remote = registered(Registry(careful, HttpSettings()), ledger)
-    assert [worker.rules for worker in ledger.workers() if worker.id == remote.id] == [careful.recovery.rules]
+    assert [worker.rules for worker in ledger.workers.list() if worker.id == remote.id] == [careful.recovery.rules]
 
 
 def test_a_remote_worker_that_describes_a_task_keeps_the_switches_of_the_app_that_owns_it(
     seats: Registry, ledger: Ledger
 ) -> None:
     owned = encode_policy(Policy(on_crash="retry", auto_fail_stale_running=False))
-    ledger.register(birth("python", tasks=(TaskRecord("resize", "default", owned),)))
+    ledger.workers.register(birth("python", tasks=(TaskRecord("resize", "default", owned),)))
     body = RegisterBody(name="node", queues=["default"], tasks=[TaskBody(name="resize", on_crash="retry")])
     # The same rules as those of the app: it names no switches, and is not refused for that.
     seats.register(ledger, body, THEIRS, "127.0.0.1")
-    [task] = ledger.tasks()
+    [task] = ledger.queues.tasks()
     assert decode_policy(task.policy) == decode_policy(owned)
 
 
@@ -112,7 +112,7 @@ def test_nobody_takes_the_place_of_anothers_worker(seats: Registry, ledger: Ledg
     with pytest.raises(Problem) as refused:
         seats.register(ledger, RegisterBody(name="node", replace=True), THEIRS, "127.0.0.1")
     assert refused.value.status == 403
-    record = ledger.remote_worker(remote.id)
+    record = ledger.workers.remote(remote.id)
     assert record is not None
     assert record.state is WorkerState.ACTIVE
 
@@ -202,7 +202,7 @@ def test_what_was_claimed_for_a_client_that_is_gone_goes_back_at_once(seats: Reg
     turns = TurnBatcher(lambda: ledger)
     asyncio.run(scene())
     turns.close()
-    record = ledger.job(job_id)
+    record = ledger.jobs.get(job_id)
     assert record is not None
     assert (record.state, record.attempt) == (JobState.PENDING, 0)
 
@@ -221,7 +221,7 @@ def test_a_claim_that_is_cut_off_in_the_middle_leaves_nothing_behind(seats: Regi
             turns.take, ledger, WakeUps(60), waiter, remote, presence, room, wanted, limit=1, wait_s=0, start=False
         )
         task = asyncio.ensure_future(claiming)
-        while ledger.job(job_id).state is JobState.PENDING:  # type: ignore[union-attr]
+        while ledger.jobs.get(job_id).state is JobState.PENDING:  # type: ignore[union-attr]
             # The commit is made in another thread; whoever is in the middle of it is cut off.
             await asyncio.sleep(0)
             task.cancel()
@@ -233,7 +233,7 @@ def test_a_claim_that_is_cut_off_in_the_middle_leaves_nothing_behind(seats: Regi
     turns = TurnBatcher(lambda: ledger)
     asyncio.run(scene())
     turns.close()
-    assert ledger.held(remote.id) == []
+    assert ledger.workers.held(remote.id) == []
 
 
 # Large bodies -----------------------------------------------------------------------------------

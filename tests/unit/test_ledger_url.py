@@ -135,7 +135,7 @@ def test_code_wins_over_the_environment_and_a_file_and_says_so(
     app.use_ledger("sqlite:///chosen.db")
     assert app.definition().note == ""
     app = App("sqlite:///code.db")
-    assert not sum(app.ledger.count_jobs().values())
+    assert not sum(app.ledger.jobs.count().values())
     assert app.operator is not None
     app.close()
     assert [record.message for record in caplog.records].count(note) == 1

@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from unstuck.client.metrics import Meter, gauges, measure
 from unstuck.errors import LedgerUnavailable, RefusedValue, UncertainCommit
 from unstuck.ledger import metrics_writer
-from unstuck.ledger.contract.admin import Count, Fleet
+from unstuck.ledger.contract.admin import Count
 from unstuck.ledger.contract.queues import QueueRecord
+from unstuck.ledger.contract.workers import Fleet
 from unstuck.ledger.metrics_writer import MetricsWriter
 from unstuck.metrics import catalogue
 from unstuck.metrics.catalogue import JOB_RETRIES, JOB_RUN, JOBS_ENDED, SUPERSEDED

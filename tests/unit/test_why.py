@@ -42,9 +42,9 @@ from unstuck.domain.worker_health import Disabled
 from unstuck.errors import ErrorCode
 from unstuck.ledger.contract.diagnosis import Blocker
 from unstuck.ledger.contract.events import EventRecord
-from unstuck.ledger.contract.jobs import OutputRecord
+from unstuck.ledger.contract.jobs import DeferredRecord, OutputRecord, Progress
 from unstuck.ledger.contract.queues import QueueRecord
-from unstuck.ledger.contract.workers import DeferredRecord, Progress, WorkerVerdict
+from unstuck.ledger.contract.workers import WorkerVerdict
 from unstuck.runner import stacks
 from unstuck.worker.stack_file import tidy
 

@@ -21,7 +21,7 @@ from unstuck.domain.events import EventKind
 from unstuck.domain.policy import Policy
 from unstuck.domain.states import AttemptState, JobState, WorkerState
 from unstuck.errors import DuplicateJob, LedgerBusy, LedgerUnavailable, RefusedValue
-from unstuck.ledger.contract.jobs import Enqueued, NewJob
+from unstuck.ledger.contract.jobs import Enqueued, NewJob, Progress
 from unstuck.ledger.contract.maintenance import Promoted
 from unstuck.ledger.contract.workers import (
     Claimed,
@@ -31,7 +31,6 @@ from unstuck.ledger.contract.workers import (
     HeartbeatAnswer,
     JournalEntry,
     Output,
-    Progress,
     Success,
     Turn,
     TurnAnswer,

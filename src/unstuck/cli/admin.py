@@ -134,7 +134,7 @@ def revoke_token(common: Context, token: Annotated[str, typer.Argument(metavar="
 
 def _list_tokens(common: Context) -> None:
     with common.operator() as operator:
-        found = operator.ledger.api_tokens()
+        found = operator.ledger.admin.api_tokens()
     if common.as_json:
         common.show.json([views.token_view(token) for token in found])
         return
@@ -260,7 +260,7 @@ def audit(
 ) -> None:
     """List what operators did, newest first."""
     with common.operator() as operator:
-        found = operator.ledger.audit(limit=limit)
+        found = operator.ledger.admin.audit(limit=limit)
     if common.as_json:
         common.show.json([views.audit_view(note) for note in found])
         return

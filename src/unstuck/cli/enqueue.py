@@ -93,7 +93,7 @@ def enqueue(
             limit_bytes=settings.max_payload_bytes,
             known_queues=None,
         )
-        stored = ledger.enqueue([job])[0]
+        stored = ledger.jobs.enqueue([job])[0]
         if options.delay is None:
             ledger.notify([f"queue:{job.queue}"])
         if wait:
@@ -163,7 +163,7 @@ def _known_task(app: AppDefinition | None, ledger: Ledger, name: str) -> tuple[s
 def _check_queue(app: AppDefinition | None, ledger: Ledger, queue: str, own: str) -> None:
     if queue == own:
         return
-    others = app.queues if app is not None else [item.name for item in ledger.queues()]
+    others = app.queues if app is not None else [item.name for item in ledger.queues.list()]
     check_queue(queue, {own, *others})
 
 
@@ -205,7 +205,7 @@ def _outcome(show: Output, ledger: Ledger, operator: Operator, job_id: int, pati
     began_s = time.monotonic()
     look_s, worry_s = FIRST_LOOK_S, FIRST_WORRY_S
     while True:
-        found = ledger.outcomes([job_id])
+        found = ledger.jobs.outcomes([job_id])
         if found:
             return found[0]
         waited_s = time.monotonic() - began_s

@@ -258,7 +258,7 @@ def _first(operator: Operator, where: JobFilter, worker_id: str | None, limit: i
     while len(found) < limit:
         size = min(PAGE, limit - len(found))
         before_id = found[-1].id if found else None
-        page = operator.ledger.jobs(
+        page = operator.ledger.jobs.list(
             msgspec.structs.replace(where, worker_id=worker_id, before_id=before_id, limit=size)
         )
         found += page

@@ -23,8 +23,8 @@ def queues(common: Context, ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is not None:
         return
     with common.operator() as operator:
-        found = sorted(operator.ledger.queues(), key=lambda queue: queue.name)
-        limits = {record.name: record for record in operator.ledger.queue_limits()}
+        found = sorted(operator.ledger.queues.list(), key=lambda queue: queue.name)
+        limits = {record.name: record for record in operator.ledger.queues.limits()}
     if common.as_json:
         common.show.json([views.queue_view(queue, limits.get(queue.name)) for queue in found])
         return
@@ -178,7 +178,7 @@ def lines(common: Context, ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is not None:
         return
     with common.operator() as operator:
-        found = operator.ledger.concurrency_keys(limit=1_000)
+        found = operator.ledger.queues.concurrency_keys(limit=1_000)
     show = common.show
     if show.as_json:
         show.json([views.line_view(key) for key in found])

@@ -32,8 +32,8 @@ def list_schedules(common: Context) -> None:
 
 def _list(common: Context) -> None:
     with common.operator() as operator:
-        workers = operator.ledger.workers(living_only=True)
-        found = operator.ledger.schedules()
+        workers = operator.ledger.workers.list(living_only=True)
+        found = operator.ledger.schedules.list()
     if common.as_json:
         common.show.json([schedule_view(record, workers) for record in found])
         return
@@ -101,7 +101,7 @@ def add(
             )
         except ConfigError as error:
             raise UsageError(str(error)) from error
-        workers = operator.ledger.workers(living_only=True)
+        workers = operator.ledger.workers.list(living_only=True)
     if common.as_json:
         common.show.json(schedule_view(record, workers))
     else:

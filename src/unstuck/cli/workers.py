@@ -36,7 +36,7 @@ def workers(
     if ctx.invoked_subcommand is not None:
         return
     with common.operator() as operator:
-        every = operator.ledger.workers()
+        every = operator.ledger.workers.list()
     now_s = time.time()
     shown = [worker for worker in every if all or worker.state in LIVE_STATES or now_s - _end(worker) < LATELY_S]
     shown.sort(key=lambda worker: (_ORDER.index(worker.state), worker.name, worker.id))
@@ -219,7 +219,7 @@ def alive(
         settings = common.settings()
         ledger = context.open_existing(settings)
         with closing(ledger):
-            watched = ledger.watch(host.hostname())
+            watched = ledger.recovery.watch(host.hostname())
     except LedgerUnavailable as error:
         if not forgive_outage:
             raise

@@ -181,7 +181,7 @@ def _first(operator: Operator, state: str | None, limit: int) -> list[WorkflowRe
     found: list[WorkflowRecord] = []
     while len(found) < limit:
         size = min(PAGE, limit - len(found))
-        page = operator.ledger.workflows(state, found[-1].id if found else None, size)
+        page = operator.ledger.workflows.list(state, found[-1].id if found else None, size)
         found += page
         if len(page) < size:
             break

@@ -256,7 +256,7 @@ LISTED = 10
 
 def load_tasks(ledger: Ledger) -> dict[str, TaskRecord]:
     """Give every task that a living or past worker knows, by name."""
-    return {task.name: task for task in ledger.tasks()}
+    return {task.name: task for task in ledger.queues.tasks()}
 
 
 def find_task(tasks: Mapping[str, TaskRecord], name: str) -> TaskRecord:

@@ -49,7 +49,7 @@ class Job(Generic[R_co]):
 
     def record(self) -> JobRecord:
         """Give all that the ledger knows of the job now."""
-        record = self._runtime.services().ledger.job(self.id)
+        record = self._runtime.services().ledger.jobs.get(self.id)
         if record is None:
             raise JobNotFound(f"Job {self.id} does not exist: it was never stored, or was pruned after it ended.")
         return record

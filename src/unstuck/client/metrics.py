@@ -14,8 +14,9 @@ import msgspec
 
 from unstuck.domain.states import FINAL_STATES
 from unstuck.ledger.contract import Ledger
-from unstuck.ledger.contract.admin import Fleet, MinuteCount
+from unstuck.ledger.contract.admin import MinuteCount
 from unstuck.ledger.contract.queues import QueueRecord
+from unstuck.ledger.contract.workers import Fleet
 from unstuck.metrics import catalogue
 from unstuck.metrics.catalogue import DEATHS, JOB_RUN, JOB_WAIT, JOBS_ENDED, LE, Gauge, Histogram
 from unstuck.metrics.counters import decode_labels, encode_labels
@@ -45,15 +46,15 @@ class Meter:
 
 
 def measure(ledger: Ledger) -> str:
-    queues = ledger.queues()
+    queues = ledger.queues.list()
     # What did not happen yet is there as 0: the first time it does is seen as a change.
     counted = {
         (catalogue.JOBS_ENDED.name, encode_labels({"queue": queue.name, "state": state})): 0.0
         for queue in queues
         for state in sorted(FINAL_STATES)
     }
-    counted |= {(count.name, count.labels): count.value for count in ledger.counters()}
-    return expose(counted, gauges(queues, ledger.fleet()))
+    counted |= {(count.name, count.labels): count.value for count in ledger.admin.counters()}
+    return expose(counted, gauges(queues, ledger.workers.fleet()))
 
 
 def gauges(queues: list[QueueRecord], fleet: Fleet) -> list[tuple[Gauge, Readings]]:

@@ -60,7 +60,7 @@ class NoWorkerCheck:
                 self._known.clear()
             old = [pair for pair in pairs if self._known.get(pair, (0.0, True))[0] < now_s]
         if old:
-            found = self._ledger.unserved(old)
+            found = self._ledger.queues.unserved(old)
             with self._lock:
                 for pair in old:
                     served = pair not in found
@@ -82,8 +82,8 @@ class NoWorkerCheck:
             return
         try:
             # Whoever comes first tells it for every client of this ledger.
-            if self._ledger.take_ticket(f"no_workers:{queue}:{task}", TOLD_AGAIN_S):
-                self._ledger.write_event(EventKind.NO_WORKERS, sentence)
+            if self._ledger.maintenance.take_ticket(f"no_workers:{queue}:{task}", TOLD_AGAIN_S):
+                self._ledger.events.write(EventKind.NO_WORKERS, sentence)
         except (UnstuckError, OSError) as error:
             log.warning("Could not write the event", kind=EventKind.NO_WORKERS.value, error=str(error))
 

@@ -21,9 +21,9 @@ from unstuck.domain.workflows import WorkflowState
 from unstuck.errors import LedgerError
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.diagnosis import Blocker
-from unstuck.ledger.contract.jobs import JobLinks, JobRecord
+from unstuck.ledger.contract.jobs import DeferredRecord, JobLinks, JobRecord
 from unstuck.ledger.contract.queues import KeyRecord, QueueLimitRecord, QueueRecord
-from unstuck.ledger.contract.workers import DeferredRecord, WorkerRecord
+from unstuck.ledger.contract.workers import WorkerRecord
 from unstuck.ledger.contract.workflows import WorkflowRecord
 
 # Clocks of two machines differ a little: a job due this soon is due.
@@ -77,21 +77,21 @@ def gather_context(
     """Read what a job's waiting depends on. Workers and queues are read unless they are given."""
     queue = None
     if job.state not in FINAL_STATES:
-        queues = ledger.queues() if queues is None else queues
+        queues = ledger.queues.list() if queues is None else queues
         queue = next((queue for queue in queues if queue.name == job.queue), None)
-    workers = ledger.workers() if workers is None else list(workers)
+    workers = ledger.workers.list() if workers is None else list(workers)
     links, key, limit = None, None, None
     if job.state is JobState.PENDING:
-        links = ledger.links(job.id)
+        links = ledger.jobs.links(job.id)
         if links is not None and links.concurrency_key is not None:
-            key = next(iter(ledger.concurrency_keys(links.concurrency_key)), None)
-        limit = next((one for one in ledger.queue_limits() if one.name == job.queue), None)
-    placed = ledger.place_of(job.id)
-    workflow = None if placed is None else ledger.workflow(placed[0])
+            key = next(iter(ledger.queues.concurrency_keys(links.concurrency_key)), None)
+        limit = next((one for one in ledger.queues.limits() if one.name == job.queue), None)
+    placed = ledger.workflows.place_of(job.id)
+    workflow = None if placed is None else ledger.workflows.get(placed[0])
     waiting_since = None
-    if job.state is JobState.WAITING and (attempts := ledger.attempts(job.id)):
+    if job.state is JobState.WAITING and (attempts := ledger.jobs.attempts(job.id)):
         waiting_since = attempts[-1].ended_at
-    deferred = ledger.deferred_outcome(job.id) if job.state in HELD_STATES else None
+    deferred = ledger.jobs.deferred_outcome(job.id) if job.state in HELD_STATES else None
     blockers: Sequence[Blocker] = ()
     if deferred is not None:
         # Who blocks it is good to know, but not needed.
@@ -116,8 +116,8 @@ def gather_context(
 
 def _is_swept(ledger: Ledger, rules: RecoveryRules) -> bool:
     """Return whether a reaper did a round lately, in a worker or elsewhere."""
-    interval_s = rules_of_ledger(ledger.recovery_rules(), rules).check_interval_s
-    return not reaper_is_missing(ledger.fleet().unswept_s, interval_s, ())
+    interval_s = rules_of_ledger(ledger.recovery.rules(), rules).check_interval_s
+    return not reaper_is_missing(ledger.workers.fleet().unswept_s, interval_s, ())
 
 
 class Reason(msgspec.Struct, frozen=True):

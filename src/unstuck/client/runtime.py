@@ -109,7 +109,7 @@ def _make(settings: Settings) -> ClientServices:
     )
     feed, no_worker_check = EventFeed(lambda: ledger), NoWorkerCheck(ledger, ledger_name(settings))
     # It waits for other sessions by itself, and lets other enqueues through meanwhile.
-    batcher = EnqueueBatcher(partial(ledger.enqueue, patience_s=0.0))
+    batcher = EnqueueBatcher(partial(ledger.jobs.enqueue, patience_s=0.0))
     return ClientServices(
         ledger, batcher, WakeupSender(ledger.notify), watcher, operator, client_operator, feed, no_worker_check
     )

@@ -195,7 +195,7 @@ class Task(Generic[P, R]):
         words = {f"queue:{job.queue}" for job in jobs if job.run_at is None and job.delay_s == 0}
         stored: list[Enqueued]
         if self._options.connection is not None:
-            stored = parts.ledger.enqueue_on(self._options.connection, jobs)
+            stored = parts.ledger.jobs.enqueue_on(self._options.connection, jobs)
             parts.wakeups.send_after_commit(words)
         else:
             stored = parts.batcher.enqueue(jobs)

@@ -29,10 +29,10 @@ from unstuck.domain.states import HELD_STATES, LIVE_STATES, JobState, Transport
 from unstuck.domain.worker_health import Disabled, Health, read_health
 from unstuck.ledger.contract.admin import ApiTokenRecord, AuditRecord
 from unstuck.ledger.contract.events import EventRecord
-from unstuck.ledger.contract.jobs import AttemptRecord, JobRecord, JournalRecord, OutputRecord, SignalRecord
+from unstuck.ledger.contract.jobs import AttemptRecord, JobRecord, JournalRecord, OutputRecord, Progress, SignalRecord
 from unstuck.ledger.contract.queues import KeyRecord, QueueLimitRecord, QueueRecord
 from unstuck.ledger.contract.schedules import ScheduleRecord, unpack_job
-from unstuck.ledger.contract.workers import Progress, WorkerRecord, WorkerVerdict
+from unstuck.ledger.contract.workers import WorkerRecord, WorkerVerdict
 from unstuck.ledger.contract.workflows import NodeRecord, WorkflowRecord
 
 View = dict[str, Any]

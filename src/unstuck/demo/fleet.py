@@ -169,7 +169,7 @@ class Fleet:
 
     def forget(self, ledger: Ledger) -> None:
         """Remove what killed workers left in shared memory, where no neighbour was left to do it."""
-        for record in ledger.workers():
+        for record in ledger.workers.list():
             if record.pid in self.pids:
                 status_page_path(record.id).unlink(missing_ok=True)
 

@@ -131,7 +131,7 @@ class Killer:
         death.held = {**held, **self._held_jobs(victim.worker_id)}
         self._announce(death)
         if self._measure(death, lambda: self._is_declared_dead(victim.worker_id or "")):
-            verdict = next((w.verdict for w in self._ledger.workers() if w.id == victim.worker_id), None)
+            verdict = next((w.verdict for w in self._ledger.workers.list() if w.id == victim.worker_id), None)
             death.detector = verdict.detector.value if verdict else ""
             death.cause = verdict.evidence if verdict else ""
             self._sort_out(death)
@@ -139,9 +139,9 @@ class Killer:
         self._tell(death)
 
     def _is_declared_dead(self, worker_id: str) -> bool:
-        if self._ledger.held(worker_id):
+        if self._ledger.workers.held(worker_id):
             return False
-        return any(w.id == worker_id and w.state is WorkerState.DEAD for w in self._ledger.workers())
+        return any(w.id == worker_id and w.state is WorkerState.DEAD for w in self._ledger.workers.list())
 
     # Runners ----------------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class Killer:
     # Both -------------------------------------------------------------------------------------
 
     def _held_jobs(self, worker_id: str) -> HeldJobs:
-        held = self._ledger.held(worker_id)
+        held = self._ledger.workers.held(worker_id)
         return {job.token: HeldJob(job.job_id, job.task, job.state is JobState.RUNNING) for job in held}
 
     def _announce(self, death: Death) -> None:
@@ -225,8 +225,8 @@ class Killer:
     def _sort_out(self, death: Death) -> None:
         """Ask the ledger how each try that was in the dead hands ended."""
         for token, hand in list(death.held.items()):
-            attempt = next((a for a in self._ledger.attempts(hand.job_id) if a.token == token), None)
-            job = self._ledger.job(hand.job_id)
+            attempt = next((a for a in self._ledger.jobs.attempts(hand.job_id) if a.token == token), None)
+            job = self._ledger.jobs.get(hand.job_id)
             if attempt is None or job is None:
                 death.returned += 1
             elif attempt.state is not AttemptState.CRASHED:

@@ -163,7 +163,7 @@ def _go_home(fleet: Fleet, stream: JobStream, killer: Killer, *, hurry: bool) ->
         fleet.send_home(hurry)
         killer.stop(1.0)
         if hurry:
-            app.ledger.purge(QUEUE, by="demo")
+            app.ledger.queues.purge(QUEUE, by="demo")
         fleet.forget(app.ledger)
     finally:
         for number, handler in zip(interrupts, before, strict=True):

@@ -78,15 +78,15 @@ class SnapshotReader:
         return sorted(self._open)
 
     def look(self) -> None:
-        workers = self._ledger.workers()
+        workers = self._ledger.workers.list()
         self._fleet.recognise(workers)
         ours = self._fleet.pids
-        held = self._ledger.jobs(JobFilter(states=(JobState.CLAIMED, JobState.RUNNING), limit=MAX_SHOWN_JOBS))
+        held = self._ledger.jobs.list(JobFilter(states=(JobState.CLAIMED, JobState.RUNNING), limit=MAX_SHOWN_JOBS))
         doing: dict[str, list[JobRecord]] = {}
         for job in held:
             if job.worker_id is not None and job.queue == QUEUE:
                 doing.setdefault(job.worker_id, []).append(job)
-        queue = next((queue for queue in self._ledger.queues() if queue.name == QUEUE), None)
+        queue = next((queue for queue in self._ledger.queues.list() if queue.name == QUEUE), None)
         now_s = time.monotonic()
         self.sight = Snapshot(
             seen_s=now_s,
@@ -106,7 +106,7 @@ class SnapshotReader:
         self._known = known
         waiting = list(self._open)
         for at in range(0, len(waiting), OUTCOMES_BATCH):
-            for outcome in self._ledger.outcomes(waiting[at : at + OUTCOMES_BATCH]):
+            for outcome in self._ledger.jobs.outcomes(waiting[at : at + OUTCOMES_BATCH]):
                 self._open.discard(outcome.job_id)
                 self.ended[outcome.state] += 1
                 self.finished_per_bin[-1] += 1
@@ -114,7 +114,7 @@ class SnapshotReader:
     def _count_missing(self) -> None:
         waiting = list(self._open)
         batches = (waiting[at : at + OUTCOMES_BATCH] for at in range(0, len(waiting), OUTCOMES_BATCH))
-        self._missing = sum(len(self._ledger.missing(batch)) for batch in batches)
+        self._missing = sum(len(self._ledger.jobs.missing(batch)) for batch in batches)
 
     def _advance(self, now_s: float) -> bool:
         began_s = self._bin_s
@@ -196,7 +196,7 @@ def _second_success(ledger: Ledger, job: JobRecord, tries: Tries, mark: str) -> 
         return f"{job.task} was begun again after its success"
     if len(tries.begun) == 1:
         return None
-    attempts = ledger.attempts(job.id)
+    attempts = ledger.jobs.attempts(job.id)
     successes = sum(attempt.state is AttemptState.SUCCEEDED for attempt in attempts)
     if successes != 1:
         return f"{job.task} has {successes} successful attempts"
@@ -211,7 +211,7 @@ def _read_jobs(ledger: Ledger, ids: Collection[int]) -> dict[int, JobRecord]:
     found: dict[int, JobRecord] = {}
     before = max(wanted, default=0) + 1
     while wanted and before > min(wanted):
-        page = ledger.jobs(JobFilter(before_id=before, limit=PAGE))
+        page = ledger.jobs.list(JobFilter(before_id=before, limit=PAGE))
         if not page:
             break
         found.update({job.id: job for job in page if job.id in wanted})
@@ -223,7 +223,7 @@ def _read_results(ledger: Ledger, ids: Collection[int]) -> dict[int, str]:
     found: dict[int, str] = {}
     ordered = list(ids)
     for at in range(0, len(ordered), OUTCOMES_BATCH):
-        for outcome in ledger.outcomes(ordered[at : at + OUTCOMES_BATCH]):
+        for outcome in ledger.jobs.outcomes(ordered[at : at + OUTCOMES_BATCH]):
             if outcome.state is JobState.SUCCEEDED:
                 found[outcome.job_id] = str(decode(outcome.result))
     return found

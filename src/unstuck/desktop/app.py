@@ -203,13 +203,13 @@ class EventFollower:
         if not dead:
             return
         try:
-            self.names.update({worker.id: worker.name for worker in ledger.workers() if worker.id in dead})
+            self.names.update({worker.id: worker.name for worker in ledger.workers.list() if worker.id in dead})
         except UnstuckError:
             pass  # Their ids have to do.
 
     def _trouble_of(self, ledger: Ledger) -> str:
         try:
-            ledger.events(limit=1)
+            ledger.events.list(limit=1)
         except UnstuckError as error:
             return str(error)
         return ""

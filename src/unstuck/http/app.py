@@ -130,7 +130,7 @@ def say_goodbye(web_app: FastAPI) -> None:
 def add_auth(web_app: FastAPI, exposure: Exposure, routers: Iterable[APIRouter], member: Member) -> None:
     services: Services = web_app.state.services
     # The ledger is opened by the first who needs it, in a thread.
-    web_app.state.tokens = TokenCache(lambda: services.ledger.api_tokens(), services.http.token)
+    web_app.state.tokens = TokenCache(lambda: services.ledger.admin.api_tokens(), services.http.token)
     web_app.state.mistakes = RateLimiter(login.MISTAKES_PER_S, login.MISTAKES_AT_ONCE, shared=member.group.mistakes)
     web_app.include_router(login.router, include_in_schema=False)
     routes = KnownRoutes([*routers, login.router])

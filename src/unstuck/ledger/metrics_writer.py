@@ -74,7 +74,7 @@ class MetricsWriter:
 
     def _write(self, part: Snapshot) -> None:
         try:
-            self._ledger.count(_counts(part.totals), _counts(part.per_minute_labels))
+            self._ledger.admin.count(_counts(part.totals), _counts(part.per_minute_labels))
         except UncertainCommit:
             # It may have been written: to count too little once is better than to count it twice.
             pass

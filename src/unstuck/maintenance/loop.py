@@ -168,7 +168,7 @@ class Loop:
         now_s = host.boottime_s()
         # Whoever keeps losing learns nothing of the fleet from his rounds.
         if self._losses >= COUNT_AFTER_LOSSES and now_s >= self._count_s:
-            states = self._reaper.ledger.fleet().workers
+            states = self._reaper.ledger.workers.fleet().workers
             self._workers = sum(number for state, number in states.items() if state in LIVE_STATES)
             self._count_s = now_s + max(COUNT_EVERY_S, self._workers / ASKING_PER_INTERVAL) * jitter.uniform(1.0, 2.0)
         return done

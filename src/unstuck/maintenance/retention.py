@@ -82,7 +82,7 @@ class Housekeeping:
     def _may_work(self, ledger: Ledger, now_s: float) -> bool:
         if now_s < self._ticket_until_s:
             return True
-        if not ledger.take_ticket(RETENTION_TICKET, TICKET_S):
+        if not ledger.maintenance.take_ticket(RETENTION_TICKET, TICKET_S):
             self._open.clear()
             self._next_s = now_s + RETENTION_EVERY_S
             return False
@@ -112,19 +112,19 @@ class Housekeeping:
 
 
 def _sweep_old(ledger: Ledger, kept: Kept, limit: int) -> Swept:
-    return ledger.sweep_old(kept.jobs_s, kept.events_s, kept.workers_s, limit)
+    return ledger.maintenance.sweep_old(kept.jobs_s, kept.events_s, kept.workers_s, limit)
 
 
 def _sweep_kept(ledger: Ledger, _kept: Kept, limit: int) -> Swept:
-    return ledger.sweep_kept(limit)
+    return ledger.maintenance.sweep_kept(limit)
 
 
 def _sweep_audit(ledger: Ledger, kept: Kept, limit: int) -> Swept:
-    return _timed(lambda: ledger.sweep_audit(kept.audit_s, limit), limit)
+    return _timed(lambda: ledger.maintenance.sweep_audit(kept.audit_s, limit), limit)
 
 
 def _sweep_counters(ledger: Ledger, _kept: Kept, limit: int) -> Swept:
-    return _timed(lambda: ledger.sweep_counters(KEPT_MINUTES, limit), limit)
+    return _timed(lambda: ledger.maintenance.sweep_counters(KEPT_MINUTES, limit), limit)
 
 
 def _timed(sweep: Callable[[], int], limit: int) -> Swept:

@@ -37,7 +37,7 @@ class ScheduleRestorer:
     def look(self) -> None:
         """Restore what no living worker would fire, and warn of what another living worker defines differently."""
         known = {name: one.fingerprint for name, one in self._definitions.items()}
-        for record, has_worker in self._ledger.differing_schedules(known):
+        for record, has_worker in self._ledger.schedules.differing(known):
             if has_worker:
                 self._warn(record)
             else:
@@ -60,6 +60,6 @@ class ScheduleRestorer:
             f"Schedule {record.name!r} was changed by a worker that is gone, and no living worker fired it. A living "
             f"worker restored its own definition ({own.timing} instead of {record.timing})"
         )
-        if self._ledger.restore_schedule(own, record.fingerprint, message):
+        if self._ledger.schedules.restore(own, record.fingerprint, message):
             log.warning(message, schedule=record.name)
             self._ledger.notify({"schedules"})

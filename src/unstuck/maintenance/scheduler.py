@@ -85,7 +85,7 @@ class Scheduler:
         # The blocked ones last, whoever waits longest first: they may be more than are read in one go.
         self._restorer.look_now_and_then()
         after = sorted(self._blocked, key=lambda name: self._blocked[name][0])
-        found = self._ledger.due_schedules(self._fingerprints, after)
+        found = self._ledger.schedules.due(self._fingerprints, after)
         woken: set[str] = set()
         stumbled = fired = False
         if found.complete:
@@ -137,7 +137,7 @@ class Scheduler:
         if decided.set_back:
             last_at = now
         firing = Firing(record.name, record.version, decided.next_at, last_at, jobs, kind, message)
-        ids = self._ledger.fire_schedule(firing, wait_s)
+        ids = self._ledger.schedules.fire(firing, wait_s)
         if ids is None:
             return set()
         for tick in decided.ticks:
@@ -186,7 +186,7 @@ class Scheduler:
             return 0.0
         now_s = host.boottime_s()
         if now_s >= self._count_s:
-            states = self._ledger.fleet().workers
+            states = self._ledger.workers.fleet().workers
             self._workers = max(1, sum(number for state, number in states.items() if state in LIVE_STATES))
             self._count_s = now_s + COUNT_EVERY_S * jitter.uniform(1.0, 2.0)
         if self._workers <= SCHEDULERS or jitter.random() < SCHEDULERS / self._workers:

@@ -20,7 +20,7 @@ log = logger("unstuck.maintenance")
 def promote(ledger: Ledger, done: SweepResult) -> None:
     """Make ready what is due, in bounded batches; the rest waits for the next round."""
     for _ in range(MAX_BATCHES):
-        promoted = ledger.promote_due(PROMOTE_BATCH)
+        promoted = ledger.maintenance.promote_due(PROMOTE_BATCH)
         done.promoted += promoted.count
         done.queues |= promoted.queues
         if promoted.count < PROMOTE_BATCH:
@@ -32,7 +32,7 @@ def promote(ledger: Ledger, done: SweepResult) -> None:
 def expire(ledger: Ledger, done: SweepResult) -> None:
     """Cancel what was not begun in time, in bounded batches."""
     for _ in range(MAX_BATCHES):
-        expired = ledger.expire_due(PROMOTE_BATCH)
+        expired = ledger.maintenance.expire_due(PROMOTE_BATCH)
         done.expired += expired.count
         if expired.count < PROMOTE_BATCH:
             done.due_in(expired.next_in_s)
@@ -52,17 +52,17 @@ class ConcurrencyUpkeep:
         if now_s < self._next_s:
             return
         self._next_s = now_s + ORDER_EVERY_S
-        if not ledger.take_ticket(ORDER_TICKET, ORDER_EVERY_S * 0.9):
+        if not ledger.maintenance.take_ticket(ORDER_TICKET, ORDER_EVERY_S * 0.9):
             return
-        if set_back_s := ledger.follow_clock(SET_BACK_AT_ONCE):
+        if set_back_s := ledger.maintenance.follow_clock(SET_BACK_AT_ONCE):
             log.warning(f"The ledger's clock was set back by {brief(set_back_s)}. Retries wait no longer for that.")
-        tended = ledger.check_keys(self._after, CHECKED_KEYS)
+        tended = ledger.maintenance.check_keys(self._after, CHECKED_KEYS)
         self._after = tended.next_after or ""
         done.repaired += tended.repaired
 
 
 def repair_workflows(ledger: Ledger, done: SweepResult) -> None:
     """Repair workflows that cannot go on by themselves: rows edited by hand, or restored from a backup."""
-    for repaired in ledger.repair_workflows(REPAIR_BATCH):
+    for repaired in ledger.maintenance.repair_workflows(REPAIR_BATCH):
         log.warning("A workflow was repaired", workflow_id=repaired.workflow_id, what=repaired.what)
         done.repaired += 1

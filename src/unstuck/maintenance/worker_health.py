@@ -25,12 +25,12 @@ class HealthWatch:
         if now_s < self._next_s:
             return
         self._next_s = now_s + HEALTH_EVERY_S
-        if ledger.take_ticket(HEALTH_TICKET, HEALTH_EVERY_S * 0.9):
+        if ledger.maintenance.take_ticket(HEALTH_TICKET, HEALTH_EVERY_S * 0.9):
             self.judge(ledger, done)
 
     def judge(self, ledger: Ledger, done: SweepResult) -> None:
         """Do at most one thing: what it changes must be seen before the next one is judged."""
-        fleet = ledger.standings()
+        fleet = ledger.workers.standings()
         if not self._bring_back(ledger, fleet) and self._disable_worker(ledger, fleet):
             done.disabled += 1
 
@@ -38,7 +38,7 @@ class HealthWatch:
         # The sickest first: without it, its neighbours may do well.
         for worker in sorted(fleet, key=lambda one: -one.health.weight):
             reason = should_disable(worker, fleet)
-            if reason is not None and ledger.disable(worker.id, reason, self._by, auto=True):
+            if reason is not None and ledger.workers.disable(worker.id, reason, self._by, auto=True):
                 ledger.notify({f"worker:{worker.id}"})
                 log.error(
                     f"Worker disabled: {reason}. Look at its host, then `unstuck workers enable {worker.id}`.",
@@ -53,7 +53,7 @@ class HealthWatch:
     def _bring_back(self, ledger: Ledger, fleet: Sequence[Standing]) -> bool:
         for worker in sorted(fleet, key=lambda one: one.health.weight):
             reason = should_enable(worker, fleet)
-            if reason is not None and ledger.enable(worker.id, self._by, reason):
+            if reason is not None and ledger.workers.enable(worker.id, self._by, reason):
                 ledger.notify({f"worker:{worker.id}"})
                 log.warning(f"Enabled again: {reason}", worker=worker.id, worker_name=worker.name, host=worker.host)
                 return True

@@ -54,7 +54,7 @@ def look_at_failures(ledger: Ledger, share: float) -> Failures:
 def _ends(ledger: Ledger, within_s: float) -> dict[str, Ends]:
     found: dict[str, dict[str, int]] = {}
     since_minute = int((time.time() - within_s) // 60)
-    for count in ledger.counter_sums(TASK_ENDED.name, since_minute):
+    for count in ledger.admin.counter_sums(TASK_ENDED.name, since_minute):
         labels = decode_labels(count.labels)
         found.setdefault(labels["task"], {})[labels["outcome"]] = round(count.value)
     return {task: Ends(counts.get("failed", 0), counts.get("succeeded", 0)) for task, counts in found.items()}
@@ -63,15 +63,17 @@ def _ends(ledger: Ledger, within_s: float) -> dict[str, Ends]:
 def _examples(ledger: Ledger, tasks: tuple[FailingTask, ...]) -> dict[str, Example]:
     examples = {}
     for one in tasks:
-        newest = ledger.jobs(JobFilter(states=FAILED, task=one.task, limit=1))
+        newest = ledger.jobs.list(JobFilter(states=FAILED, task=one.task, limit=1))
         if newest:
             examples[one.task] = Example(newest[0].id, newest[0].error)
     return examples
 
 
 def _look_at_schedules(ledger: Ledger) -> tuple[tuple[FailingSchedule, ...], frozenset[str]]:
-    last = {record.last_job_id: record for record in ledger.schedules() if record.last_job_id and not record.paused}
-    ended = {outcome.job_id: outcome for outcome in ledger.outcomes(list(last))} if last else {}
+    last = {
+        record.last_job_id: record for record in ledger.schedules.list() if record.last_job_id and not record.paused
+    }
+    ended = {outcome.job_id: outcome for outcome in ledger.jobs.outcomes(list(last))} if last else {}
     failing = tuple(
         FailingSchedule(record.name, record.task, Example(job_id, ended[job_id].error))
         for job_id, record in last.items()

@@ -50,7 +50,7 @@ class EventFeed:
         with self._lock:
             if self._thread is None:
                 # Nobody listened: what happened meanwhile is no news. What is not committed yet will be.
-                self.cursor = self._ledger().newest_cursor()
+                self.cursor = self._ledger().events.newest_cursor()
                 self._was_blind = False
                 self._thread = threading.Thread(target=self._run, name="unstuck-events", daemon=True)
                 self._thread.start()
@@ -101,9 +101,9 @@ class EventFeed:
 
     def _look(self) -> bool:
         """Take in what is new; return whether there may be more at once."""
-        page = self._ledger().events_since(self.cursor, limit=PAGE)
+        page = self._ledger().events.since(self.cursor, limit=PAGE)
         if page.contradicts(self.cursor) or (self._was_blind and not page.is_known):
-            self._begin_again(self._ledger().newest_cursor())
+            self._begin_again(self._ledger().events.newest_cursor())
             return False
         with self._lock:
             for record in page.events:

@@ -100,12 +100,12 @@ class ResultWatcher:
     def _look(self, due: list[ResultWait]) -> None:
         try:
             answers: dict[int, Answer] = {
-                outcome.job_id: outcome for outcome in self._ledger().outcomes({waiter.job_id for waiter in due})
+                outcome.job_id: outcome for outcome in self._ledger().jobs.outcomes({waiter.job_id for waiter in due})
             }
             now_s = time.monotonic()
             doubtful = {w.job_id for w in due if w.job_id not in answers and w.missing_at_s <= now_s}
             if doubtful:
-                gone = self._ledger().missing(doubtful)
+                gone = self._ledger().jobs.missing(doubtful)
                 answers.update({job_id: self._missing_error(job_id) for job_id in gone})
         except LedgerUnavailable as error:
             self._later(due, OUTAGE_LOOK_S, str(error))

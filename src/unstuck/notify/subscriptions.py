@@ -12,8 +12,7 @@ from unstuck.domain.events import Event, EventKind, gathered
 from unstuck.domain.states import FINAL_STATES, JobState
 from unstuck.errors import LedgerUnavailable
 from unstuck.ledger.contract import Ledger
-from unstuck.ledger.contract.events import JobPosition
-from unstuck.ledger.contract.workers import Progress
+from unstuck.ledger.contract.jobs import JobPosition, Progress
 from unstuck.notify.feed import PAGE, UNKNOWN, EventFeed, Wake, event_of, gap
 
 _KINDS = {
@@ -35,9 +34,9 @@ class JobPoller:
 
     def look(self, ledger: Ledger, now: float) -> list[Event]:
         """Give what changed since the last look; at first, where the jobs stand."""
-        glances = ledger.job_position(self._job_ids)
+        glances = ledger.jobs.positions(self._job_ids)
         running = [position.job_id for position in glances if position.state is JobState.RUNNING]
-        progress = ledger.progress(running) if running else {}
+        progress = ledger.jobs.progress(running) if running else {}
         events = []
         for position in glances:
             event = self._change(position, now)
@@ -164,8 +163,8 @@ class JobSubscription:
         if self._after is None or not self._after.ended:
             return False
         ledger = self._ledger()
-        ended = all(position.state in FINAL_STATES for position in ledger.job_position([self._job_id]))
-        page = ledger.events_since(self._after, job_id=self._job_id, limit=1)
+        ended = all(position.state in FINAL_STATES for position in ledger.jobs.positions([self._job_id]))
+        page = ledger.events.since(self._after, job_id=self._job_id, limit=1)
         return ended and page.is_known and not page.events
 
     def take(self) -> list[Event]:
@@ -187,7 +186,7 @@ class JobSubscription:
         # Looked at first: the end of a job and its event are one commit, so the event is found below.
         self._steps += self._follower.look(ledger, time.time())
         while True:
-            page = ledger.events_since(self._after or self._at, job_id=self._job_id, limit=PAGE)
+            page = ledger.events.since(self._after or self._at, job_id=self._job_id, limit=PAGE)
             if self._after is not None and not page.is_known:
                 # Its whole life once more: whoever comes back from nowhere must still hear how it ended.
                 self._written.append(gap(UNKNOWN, "0"))
@@ -298,7 +297,7 @@ class FeedSubscription:
         origin, at = after, after.resumed()
         looked = 0
         while len(found) <= MAX_BEHIND and looked <= MAX_LOOKED_AT:
-            page = self._ledger().events_since(origin, worker_id=self._choice.worker_id, limit=PAGE)
+            page = self._ledger().events.since(origin, worker_id=self._choice.worker_id, limit=PAGE)
             if not page.is_known:
                 if after.is_ahead_of(joined):
                     # Of another ledger, or of this one before it was restored: events so high may never come.

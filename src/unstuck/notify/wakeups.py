@@ -141,7 +141,7 @@ class WakeupListener:
                 retry_s = min(retry_s * 2, LONGEST_RETRY_S)
 
     def _listen(self) -> None:
-        bell = self._listener = self._ledger().listen_all()
+        bell = self._listener = self._ledger().workers.listen_all()
         try:
             self._opened()
             while not self._stopping.is_set():

@@ -136,7 +136,7 @@ class PeerWatch:
                 self._let_go(owners[fd])
 
     def _look_around(self) -> None:
-        following = self._reaper.ledger.peers_of(self._worker_id, host.hostname(), LOOKED_AT)
+        following = self._reaper.ledger.recovery.peers_of(self._worker_id, host.hostname(), LOOKED_AT)
         near = [
             worker
             for worker in following
@@ -241,7 +241,7 @@ class DeathReporter:
     def _add(self, proof: Proof, death: Autopsy) -> None:
         """Tell how a worker ended of whom a neighbour, who was faster, could only say that it is gone."""
         now_s = time.time()
-        for worker in self._reaper.ledger.workers():
+        for worker in self._reaper.ledger.workers.list():
             verdict = worker.verdict
             if worker.pid != proof.pid or worker.host != host.hostname() or worker.state is not WorkerState.DEAD:
                 continue
@@ -253,7 +253,7 @@ class DeathReporter:
                 storable(death), detector=verdict.detector, pid=worker.pid, host=worker.host, beside_count=held
             )
             evidence = storable_text(proof.evidence, MAX_EVENT_CHARS)
-            self._reaper.ledger.amend_verdict(
+            self._reaper.ledger.recovery.amend_verdict(
                 worker.id, msgspec.structs.replace(verdict, evidence=evidence, autopsy=known)
             )
 
@@ -261,9 +261,9 @@ class DeathReporter:
         """Give True when there is nothing left to do about it."""
         try:
             if isinstance(proof, Word):
-                self._reaper.ledger.write_event(proof.kind, proof.message, about=proof.about)
+                self._reaper.ledger.events.write(proof.kind, proof.message, about=proof.about)
                 return True
-            for worker in self._reaper.ledger.watch(host.hostname()):
+            for worker in self._reaper.ledger.recovery.watch(host.hostname()):
                 same = worker.pid == proof.pid and worker.process_started == proof.started
                 if same and self._reaper.observer.on_this_host(worker):
                     self._reaper.report_death(worker.id, proof.detector, proof.evidence, proof.death)

@@ -178,14 +178,14 @@ def remove_leftovers(ledger: Ledger, folder: Path | None = None) -> int:
         abandoned = [
             page for path in paths if (page := StatusPage.open_abandoned(path, partial(_may_be_removed, ours)))
         ]
-        living = {worker.id for worker in ledger.workers(living_only=True)} if abandoned else set()
+        living = {worker.id for worker in ledger.workers.list(living_only=True)} if abandoned else set()
         for page in abandoned:
             if _is_of_use(ledger, page, living):
                 continue
             words = last_output_path(page.path)
             if said := read_last_output(words):
                 # Their jobs were settled from another host, which could not read this.
-                ledger.add_last_words(list(said.values()))
+                ledger.recovery.add_last_words(list(said.values()))
             try:
                 words.unlink(missing_ok=True)
                 page.unlink()
@@ -222,4 +222,4 @@ def _is_of_use(ledger: Ledger, page: StatusPage, living: set[str]) -> bool:
     """Return whether a reaper may still want to read the page: it says which jobs of the dead had begun."""
     worker_id = page.path.name.removeprefix(PREFIX)
     # Not declared dead yet, or not settled yet: whoever does that reads the page, and removes it.
-    return worker_id in living or bool(ledger.held_jobs(worker_id, 1))
+    return worker_id in living or bool(ledger.recovery.held_jobs(worker_id, 1))

@@ -100,7 +100,7 @@ class Reaper:
         begun_s = host.boottime_s()
         done = SweepResult(skipped="" if self.watch.awake else "late")
         try:
-            workers, well = self.ledger.to_judge()
+            workers, well = self.ledger.recovery.to_judge()
             done.watched = len(workers) + well
             self._forget_strangers(workers)
             self._attend(workers, done)
@@ -141,7 +141,7 @@ class Reaper:
                 self._send(self.watch.tick_amid(sent_s, self._interval_s), sent_s, None)
 
     def _send(self, said: Tick, sent_s: float, ticket: str | None) -> bool:
-        ticked = self.ledger.keep_watch(said, ticket, self._check_interval_s * TICKET_SHARE)
+        ticked = self.ledger.recovery.tick(said, ticket, self._check_interval_s * TICKET_SHARE)
         self._reached(sent_s, ticked)
         self._watched_s = ticked.watched_s
         _say_what_happened(ticked)
@@ -150,7 +150,7 @@ class Reaper:
     def count_unwatched(self, claim_s: float) -> None:
         """Have the ledger count all of the last `claim_s`, though no one watched: after a second look at the silent."""
         sent_s = host.boottime_s()
-        ticked = self.ledger.keep_watch(Tick(claim_s, self.contact_every_s, cause=Cause.START))
+        ticked = self.ledger.recovery.tick(Tick(claim_s, self.contact_every_s, cause=Cause.START))
         self._reached(sent_s, ticked)
 
     def _reached(self, sent_s: float, ticked: Ticked) -> None:
@@ -184,7 +184,7 @@ class Reaper:
         `death` is what whoever saw it knows of how the process ended, `seen` what the ledger said a moment ago."""
         done = SweepResult()
         near = host.hostname() if detector in KERNEL else None
-        worker = seen or next((one for one in self.ledger.watch(near) if one.id == worker_id), None)
+        worker = seen or next((one for one in self.ledger.recovery.watch(near) if one.id == worker_id), None)
         if worker is None:
             return done
         verdict = Verdict(WorkerState.DEAD, detector, evidence, min(worker.silent_s, MAX_DURATION_S))
@@ -202,7 +202,7 @@ class Reaper:
 
     def unwatched(self) -> list[WorkerWatch]:
         """Return the workers that were not heard for a whole timeout while no reaper kept watch."""
-        workers, _ = self.ledger.to_judge()
+        workers, _ = self.ledger.recovery.to_judge()
         return [worker for worker in workers if worker.state in LIVE_STATES and silent_unwatched(worker)]
 
     # Judging ------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class Reaper:
         session = worker.session_id if verdict.detector is Detector.SESSION else None
         said = verdict.evidence, verdict.silent_s
         written = WorkerVerdict(verdict.state, verdict.detector, *said, self.by, death, session)
-        if not self.ledger.declare_dead(worker.id, written, guard_for(worker, verdict)):
+        if not self.ledger.recovery.declare_dead(worker.id, written, guard_for(worker, verdict)):
             return False
         facts = {
             "worker": worker.id,
@@ -335,7 +335,7 @@ class Reaper:
         """Return the rules for what belongs to no worker, as the workers' apps have them."""
         now_s = host.boottime_s()
         if now_s >= self._ledger_rules_until_s:
-            self._ledger_rules = rules_of_ledger(self.ledger.recovery_rules(), self._own_rules)
+            self._ledger_rules = rules_of_ledger(self.ledger.recovery.rules(), self._own_rules)
             self._ledger_rules_until_s = now_s + RULES_EVERY_S
         return self._ledger_rules
 
@@ -343,7 +343,7 @@ class Reaper:
         """Give the verdict that stands; the dead do not change, so it is read once."""
         if worker_id in self._standing:
             return self._standing[worker_id]
-        verdict = next((record.verdict for record in self.ledger.workers() if record.id == worker_id), None)
+        verdict = next((record.verdict for record in self.ledger.workers.list() if record.id == worker_id), None)
         self._standing[worker_id] = verdict
         return verdict
 

@@ -87,7 +87,7 @@ class Handover:
         worker_death = ran_together(worker_death, self._held(worker), held_at_death)
         rules = self._rules_for(worker)
         for _ in range(MAX_BATCHES):
-            jobs = self._ledger.held_jobs(worker.id, HELD_BATCH)
+            jobs = self._ledger.recovery.held_jobs(worker.id, HELD_BATCH)
             mine = [job for job in jobs if not is_left_to_operator(job, detector, rules)]
             self._note_left(worker, len(jobs) - len(mine), done)
             written = self._settle(worker, mine, worker_death, lambda _: GuardDead(), done)
@@ -123,12 +123,12 @@ class Handover:
         seen = {worker.id: worker for worker in workers}
         late: dict[str, list[HeldRecord]] = defaultdict(list)
         busy: LedgerBusy | None = None
-        for job in self._ledger.overdue(OVERDUE_BATCH):
+        for job in self._ledger.recovery.overdue(OVERDUE_BATCH):
             late[job.worker_id].append(job)
         for worker_id, jobs in late.items():
             endings = {(job.job_id, job.token): overrun(job) for job in jobs}
             try:
-                written = self._ledger.settle(worker_id, list(endings.values()), [], GuardNone())
+                written = self._ledger.recovery.settle(worker_id, list(endings.values()), [], GuardNone())
             except LedgerBusy as error:
                 # Those of other workers go on; the round is told afterwards.
                 busy = error
@@ -181,7 +181,7 @@ class Handover:
             releases = [write for write in writes.values() if isinstance(write, Release)]
             if failpoints.active:
                 failpoints.reached("reap.before_settle")
-            now = self._ledger.settle(worker.id, endings, releases, guard(chunk))
+            now = self._ledger.recovery.settle(worker.id, endings, releases, guard(chunk))
             if failpoints.active:
                 failpoints.reached("reap.after_settle")
             self._record(worker.id, chunk, writes, now, done, headline)
@@ -222,7 +222,7 @@ class Handover:
             leftovers.kill_attempts(worker.status_page, tokens)
 
     def _held(self, worker: WorkerWatch) -> list[HeldRecord]:
-        return self._ledger.held_jobs(worker.id, HELD_BATCH * MAX_BATCHES)
+        return self._ledger.recovery.held_jobs(worker.id, HELD_BATCH * MAX_BATCHES)
 
     def _note_left(self, worker: WorkerWatch, count: int, done: SweepResult) -> None:
         done.left += count

@@ -25,17 +25,8 @@ from unstuck.domain.states import AttemptState, JobState
 from unstuck.errors import ConfigError, LedgerBusy, PayloadError, RefusedValue
 from unstuck.http.problems import Problem
 from unstuck.ledger.contract import Ledger
-from unstuck.ledger.contract.jobs import Fate
-from unstuck.ledger.contract.workers import (
-    Claimed,
-    DeferredOutcome,
-    HeldRecord,
-    Output,
-    Progress,
-    Success,
-    Turn,
-    TurnAnswer,
-)
+from unstuck.ledger.contract.jobs import Fate, Progress
+from unstuck.ledger.contract.workers import Claimed, DeferredOutcome, HeldRecord, Output, Success, Turn, TurnAnswer
 from unstuck.metrics.catalogue import JOB_RETRIES, JOB_RUN, JOB_WAIT, SUPERSEDED
 from unstuck.metrics.counters import Counters
 from unstuck.metrics.endings import count_ended
@@ -153,7 +144,7 @@ class RemoteAttempts:
                 notes[key] = Progress(*key, at, item.done, item.total, message)
                 results[key] = _done(key, "noted")
         if notes:
-            self._ledger.note_progress(self._worker.id, list(notes.values()))
+            self._ledger.workers.note_progress(self._worker.id, list(notes.values()))
         return [results[key] for key in keys]
 
     def steps(self, jobs: Sequence[StepItem]) -> list[Result]:
@@ -249,7 +240,7 @@ class RemoteAttempts:
         except LedgerBusy as error:
             # The worker is told to settle them again: until then they are not late, though their deadline passes.
             waiting = [DeferredOutcome(*key, str(error)) for key in outcomes]
-            self._ledger.note_deferred(self._worker.id, waiting, REPEATED_WITHIN_S)
+            self._ledger.workers.note_deferred(self._worker.id, waiting, REPEATED_WITHIN_S)
             raise
         lost = answer.superseded if answer.alive else set(outcomes)
         count_settled(self._counters, held, endings, outcomes, lost)
@@ -321,7 +312,7 @@ class RemoteAttempts:
         """Answer settlements that found nothing in hand: done before by this very token, or superseded."""
         results: dict[Key, Result] = {}
         lost: list[Fate] = []
-        for fate in self._ledger.fates(list(items)) if items else ():
+        for fate in self._ledger.jobs.fates(list(items)) if items else ():
             key = (fate.job_id, fate.token)
             if fate.worker_id == self._worker.id and _ended_so(fate, items[key].outcome):
                 results[key] = _done(key, "already")
@@ -331,13 +322,13 @@ class RemoteAttempts:
 
     def _lost(self, keys: Sequence[Key]) -> dict[Key, Result]:
         """Answer writes that are refused, whichever they were: each of them is a zombie's."""
-        return self._tell_lost(self._ledger.fates(keys)) if keys else {}
+        return self._tell_lost(self._ledger.jobs.fates(keys)) if keys else {}
 
     def _tell_lost(self, fates: Sequence[Fate]) -> dict[Key, Result]:
         if not fates:
             return {}
         self._counters.add(SUPERSEDED, by=len(fates))
-        worker = self._ledger.remote_worker(self._worker.id)
+        worker = self._ledger.workers.remote(self._worker.id)
         told = {}
         for fate in fates:
             facts = superseded(fate, worker, may_look=may_look(fate, self._worker, self._caller))
@@ -345,10 +336,10 @@ class RemoteAttempts:
         return told
 
     def _held(self) -> dict[Key, HeldRecord]:
-        return {(job.job_id, job.token): job for job in self._ledger.held(self._worker.id)}
+        return {(job.job_id, job.token): job for job in self._ledger.workers.held(self._worker.id)}
 
     def _turn(self, **parts: Any) -> TurnAnswer:
-        return self._ledger.turn(Turn(self._worker.id, **parts))
+        return self._ledger.workers.turn(Turn(self._worker.id, **parts))
 
 
 NOT_STARTED = "It was claimed and never started. POST …/start first, or claim with start: true."

@@ -48,10 +48,12 @@ def journal_of(ledger: Ledger, job: Claimed) -> StoredJournal:
     now = time.time()
     lines = [
         RecordedEntry(entry.seq, entry.kind, entry.name, entry.value, max(0.0, now - entry.at))
-        for entry in ledger.journal(job.job_id)
+        for entry in ledger.jobs.journal(job.job_id)
     ]
     kept = [
-        PendingSignal(one.number, one.name, one.value) for one in ledger.signals(job.job_id) if one.taken_seq is None
+        PendingSignal(one.number, one.name, one.value)
+        for one in ledger.jobs.signals(job.job_id)
+        if one.taken_seq is None
     ]
     return StoredJournal(tuple(lines), tuple(kept))
 
@@ -66,7 +68,7 @@ class Refused(Exception):
 
 def entry_of(ledger: Ledger, item: StepItem, limit_bytes: int) -> JournalEntry | None:
     """Give the entry that is asked for; None where it is there already. Refused for what does not fit."""
-    known = ledger.journal(item.job_id)
+    known = ledger.jobs.journal(item.job_id)
     if item.seq == CHECKPOINT_SEQ:
         return _entry(item, Kind.CHECKPOINT, "checkpoint", _value(item, limit_bytes))
     if item.signal is not None:
@@ -92,7 +94,7 @@ def pause_of(item: Any, pause: PauseBody) -> tuple[Suspended, JournalEntry]:
 
 
 def _signal_entry(ledger: Ledger, item: StepItem, known: Sequence[JournalRecord]) -> JournalEntry | None:
-    found = next((one for one in ledger.signals(item.job_id) if one.number == item.signal), None)
+    found = next((one for one in ledger.jobs.signals(item.job_id) if one.number == item.signal), None)
     if found is None:
         raise Refused("no_such_signal", f"Job {item.job_id} was sent no signal with the number {item.signal}.")
     if found.taken_seq == item.seq:

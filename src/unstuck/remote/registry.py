@@ -79,7 +79,7 @@ class Registry:
         """Give the seat of a worker that the caller may speak for."""
         worker = self.known_id(worker_id)
         if worker is None:
-            record = ledger.remote_worker(worker_id) if could_be_id(worker_id) else None
+            record = ledger.workers.remote(worker_id) if could_be_id(worker_id) else None
             if record is None or record.transport is not Transport.HTTP:
                 raise Problem(
                     404,
@@ -148,14 +148,14 @@ class Registry:
         new_worker = self._new_worker(ledger, worker_id, name, caller, body, address)
         for _ in range(2):
             write_down(ledger, new_worker)
-            record = ledger.remote_worker(worker_id)
+            record = ledger.workers.remote(worker_id)
             if record is not None:
                 if record.state not in LIVE_STATES:
                     raise worker_gone_problem(record, "Register with another `instance`.")
                 ledger.notify({"workers"})
                 self.keep(record)
                 return record
-            standing = ledger.remote_worker_named(name)
+            standing = ledger.workers.find_remote(name)
             if standing is not None and standing.state in LIVE_STATES:
                 self._make_room(ledger, standing, body, caller)
         raise Problem(503, "busy", f"Others register as {name!r} just now. Try again.", headers={"Retry-After": "1"})
@@ -195,7 +195,7 @@ class Registry:
             address,
         )
         if last is not None:
-            known = {task.name: task for task in ledger.tasks()}
+            known = {task.name: task for task in ledger.queues.tasks()}
             new_worker = msgspec.structs.replace(
                 new_worker,
                 queues=last.queues,
@@ -207,7 +207,7 @@ class Registry:
             )
         write_down(ledger, new_worker)
         # Another door may have been faster: then it is that one.
-        record = ledger.remote_worker_named(name)
+        record = ledger.workers.find_remote(name)
         if record is None or record.state not in LIVE_STATES:
             raise Problem(
                 503, "busy", f"{name!r} dies and registers just now. Try again.", headers={"Retry-After": "1"}
@@ -264,7 +264,7 @@ class Registry:
         if not body.tasks:
             return ()
         usual = body.queues[0] if body.queues else DEFAULT_QUEUE
-        known = {task.name: task for task in ledger.tasks()}
+        known = {task.name: task for task in ledger.queues.tasks()}
         records: dict[str, TaskRecord] = {}
         for item in body.tasks:
             if isinstance(item, str):
@@ -318,20 +318,20 @@ def _check_number(known: Set[str], named: Set[str]) -> None:
 def write_down(ledger: Ledger, new_worker: NewWorker) -> None:
     """Register a worker. Refuse the name of a living Python worker: people could not tell the two apart."""
     try:
-        ledger.register(new_worker)
+        ledger.workers.register(new_worker)
     except NameTaken as error:
         raise Problem(
             409,
             "name_taken",
             f"A Python worker named {new_worker.name!r} lives.",
             cure="Choose another name. A worker over HTTP cannot replace one that was started with `unstuck worker`.",
-            id=ledger.living_python_worker(new_worker.name),
+            id=ledger.workers.find_python(new_worker.name),
         ) from error
 
 
 def leave_to_others(ledger: Ledger, changed: set[str], caller: Caller) -> None:
     """Refuse new rules for tasks that others have at work: the rules are stored with every job of theirs."""
-    for worker in ledger.workers(living_only=True):
+    for worker in ledger.workers.list(living_only=True):
         if (theirs := changed.intersection(worker.tasks)) and not may_speak_for(worker, caller):
             raise Problem(
                 409,

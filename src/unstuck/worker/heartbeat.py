@@ -9,7 +9,8 @@ from unstuck.domain.events import EventKind
 from unstuck.domain.states import WorkerState
 from unstuck.errors import LedgerBusy, LedgerError, NoLedger, RefusedValue, SchemaMismatch
 from unstuck.ledger.contract import Ledger, Listener
-from unstuck.ledger.contract.workers import DeferredOutcome, Heartbeat, Progress
+from unstuck.ledger.contract.jobs import Progress
+from unstuck.ledger.contract.workers import DeferredOutcome, Heartbeat
 from unstuck.ledger.metrics_writer import MetricsWriter
 from unstuck.logs import logger
 from unstuck.mailbox import Mailbox
@@ -195,7 +196,7 @@ class HeartbeatThread:
 
     def _listen(self) -> Listener:
         if self._wakeup_listener is None:
-            self._wakeup_listener = self._ledger.listen(self._worker_id)
+            self._wakeup_listener = self._ledger.workers.listen(self._worker_id)
             # Whatever was rung while nobody listened is lost: look.
             self._mailbox.post(WakeUp())
         return self._wakeup_listener
@@ -220,7 +221,7 @@ class HeartbeatThread:
         return f"worker:{self._worker_id}" in words
 
     def _beat(self, sent_s: float) -> None:
-        answer = self._ledger.beat(self._report())
+        answer = self._ledger.workers.beat(self._report())
         self._mailbox.post(HeartbeatConfirmed(sent_s, answer))
         if answer.state in (WorkerState.DEAD, WorkerState.STOPPED):
             self._stopping.set()
@@ -252,12 +253,12 @@ class HeartbeatThread:
 
     def _do_chores(self) -> None:
         if self._drain:
-            self._ledger.drain(self._worker_id)
+            self._ledger.workers.drain(self._worker_id)
             self._drain = False
         self._write_notes()
         if self._deferred:
             outcomes = list(self._deferred)[:DEFERRED_BATCH]
-            self._ledger.note_deferred(self._worker_id, outcomes)
+            self._ledger.workers.note_deferred(self._worker_id, outcomes)
             # Only now: a note that could not be written is written later.
             for _ in outcomes:
                 self._deferred.popleft()
@@ -268,7 +269,7 @@ class HeartbeatThread:
             self._ledger.notify(words)
         if self._promote_at_s is not None and host.boottime_s() >= self._promote_at_s:
             self._promote_at_s = None
-            promoted = self._ledger.promote_due(PROMOTE_BATCH)
+            promoted = self._ledger.maintenance.promote_due(PROMOTE_BATCH)
             if promoted.queues:
                 self._ledger.notify({f"queue:{name}" for name in promoted.queues})
             if promoted.count or promoted.next_due_in_s != 0.0:
@@ -284,7 +285,7 @@ class HeartbeatThread:
         if not notes:
             return
         try:
-            self._ledger.note_progress(self._worker_id, list(notes.values()))
+            self._ledger.workers.note_progress(self._worker_id, list(notes.values()))
         except RefusedValue as error:
             # It would be refused again, and hold up all that comes behind it.
             log.error("The ledger refused the progress of jobs", error=str(error))
@@ -298,7 +299,7 @@ class HeartbeatThread:
             event = self._news[0]
             kind, job_id, text = event
             try:
-                self._ledger.write_event(kind, text, job_id=job_id, worker_id=self._worker_id)
+                self._ledger.events.write(kind, text, job_id=job_id, worker_id=self._worker_id)
             except RefusedValue as error:
                 log.error("The ledger refused an event", job_id=job_id, kind=kind, error=str(error))
             with self._handed_over_lock:

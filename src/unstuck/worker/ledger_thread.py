@@ -123,7 +123,7 @@ class LedgerThread:
     def _split_if_refused(self, turn: Turn) -> TurnAnswer:
         self.movement.moved()
         try:
-            return self._ledger.turn(turn)
+            return self._ledger.workers.turn(turn)
         except (RefusedValue, DuplicateJob) as error:
             return self._split(turn, str(error))
         except LedgerBusy as error:
@@ -147,7 +147,7 @@ class LedgerThread:
         `known`: it was deferred before, and has not been tried in this turn."""
         jobs = _jobs_of(turn)
         try:
-            holders = self._ledger.blocked_outcomes(jobs.values()) if jobs else {}
+            holders = self._ledger.workers.blocked_outcomes(jobs.values()) if jobs else {}
         except LedgerBusy as error:
             # Not even that can be asked: somebody holds the whole table.
             return self._defer(turn, str(error))
@@ -232,14 +232,14 @@ class LedgerThread:
     def _plainly(self, turn: Turn) -> TurnAnswer:
         """Write a turn that cannot be split any more."""
         try:
-            return self._ledger.turn(turn)
+            return self._ledger.workers.turn(turn)
         except LedgerBusy as error:
             return self._defer(turn, str(error))
 
     def _without_entries(self, turn: Turn, reason: str) -> TurnAnswer:
         """Write the entries of one attempt by themselves, and its outcome: one of the two is to blame."""
         try:
-            answers = [self._ledger.turn(Turn(turn.worker_id, entries=turn.entries))]
+            answers = [self._ledger.workers.turn(Turn(turn.worker_id, entries=turn.entries))]
         except RefusedValue as error:
             log.error("An entry cannot be stored", job_id=turn.entries[0].job_id, reason=str(error))
             self._refused[turn.entries[0].token] = str(error)
@@ -255,7 +255,7 @@ class LedgerThread:
         while not self._stopping.is_set():
             self.movement.moved("ledger_thread.compare")
             try:
-                return ComparisonDone(self._ledger.held(self._worker_id))
+                return ComparisonDone(self._ledger.workers.held(self._worker_id))
             except LedgerError as error:
                 if pause_s == FIRST_PAUSE_S:
                     log.warning("Cannot compare with the ledger yet; trying on", error=str(error))

@@ -154,7 +154,7 @@ class Worker:
             if not ended_well and words is not None:
                 # Whoever declared us dead may have been on another host, and could not read this.
                 with suppress(LedgerError):
-                    self._ledger.add_last_words(list((read_last_output(words.path) or {}).values()))
+                    self._ledger.recovery.add_last_words(list((read_last_output(words.path) or {}).values()))
             return ended_well
         finally:
             signals.wake(-1)
@@ -170,16 +170,16 @@ class Worker:
             sent_s = host.boottime_s()
             try:
                 told = with_clock(born)
-                disabled = self._ledger.register(told)
+                disabled = self._ledger.workers.register(told)
                 if repeated:
                     # An earlier try may have written the birth, and only its answer was lost: then this one wrote
                     # nothing, and the lease counts from back then. A heartbeat counts from now.
                     sent_s = host.boottime_s()
-                    self._ledger.beat(Heartbeat(born.id, 0, 0))
-                self._ledger.declare_limits(self._manifest.limits)
+                    self._ledger.workers.beat(Heartbeat(born.id, 0, 0))
+                self._ledger.queues.declare_limits(self._manifest.limits)
                 if not self._reborn:
                     # Not when it comes back: newer code may have been written down meanwhile.
-                    self._ledger.know_schedules(self._manifest.schedules, "app")
+                    self._ledger.schedules.know(self._manifest.schedules, "app")
                 self._health.born(told.metadata, disabled=disabled)
                 self._ledger.notify({"workers"})
                 break
@@ -194,7 +194,7 @@ class Worker:
             # The ledger's time of birth came so late that our clock would look as if it were behind: take it back.
             self._health.born(born.metadata, disabled=disabled)
             with suppress(LedgerError):
-                self._ledger.beat(Heartbeat(born.id, 0, 0, born.metadata))
+                self._ledger.workers.beat(Heartbeat(born.id, 0, 0, born.metadata))
         return sent_s
 
     def _register(self, worker_id: str, signals: StopSignals) -> float:
@@ -320,8 +320,8 @@ class Worker:
     def _retire(self, last: Heartbeat) -> None:
         try:
             # One more beat: what was done since the one before would else never be counted.
-            self._ledger.beat(last)
-            self._ledger.retire(last.worker_id)
+            self._ledger.workers.beat(last)
+            self._ledger.workers.stop(last.worker_id)
             self._ledger.notify({"workers"})
             log.info("Worker stopped", worker_id=last.worker_id)
         except LedgerUnavailable as error:

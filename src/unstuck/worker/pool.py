@@ -8,7 +8,7 @@ from unstuck import host
 from unstuck.config import Settings
 from unstuck.domain.autopsy import DeathKind, ProgressMark
 from unstuck.domain.endings import Cancelled, Died, Outcome
-from unstuck.ledger.contract.workers import Progress
+from unstuck.ledger.contract.jobs import Progress
 from unstuck.logs import logger
 from unstuck.runner.last_output import STREAM_BYTES
 from unstuck.runner.status_page import StatusPage

@@ -171,7 +171,7 @@ class Watchdog:
         try:
             # A ledger of our own: the connections of this worker may be what it hangs in.
             with closing(open_ledger(self._settings)) as ledger:
-                ledger.declare_dead(self._worker_id, verdict, GuardNone())
+                ledger.recovery.declare_dead(self._worker_id, verdict, GuardNone())
                 ledger.notify({"workers"})
         except UnstuckError as error:
             log.error("The watchdog's verdict could not be written down; whoever finds us will", error=str(error))

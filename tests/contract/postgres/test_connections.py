@@ -29,29 +29,29 @@ WISH = ClaimRequest(("default",), ("add",), 10)
 def test_after_every_session_was_cut_the_next_call_of_each_kind_works(
     pg_ledger: PostgresLedger, pg_server: PgServer
 ) -> None:
-    pg_ledger.register(birth("w1"))
+    pg_ledger.workers.register(birth("w1"))
     put(pg_ledger)
     turn(pg_ledger)
     pg_server.terminate_all()
     # Noticed before anything is sent, so there is no doubt about what was written.
     assert claim_jobs(pg_ledger)
     assert put(pg_ledger)
-    assert pg_ledger.count_jobs()
-    assert pg_ledger.watch()
+    assert pg_ledger.jobs.count()
+    assert pg_ledger.recovery.watch()
 
 
 def test_a_turn_whose_answer_was_lost_says_so(pg_ledger: PostgresLedger, pg_url: str) -> None:
-    pg_ledger.register(birth("w1"))
+    pg_ledger.workers.register(birth("w1"))
     job_id = put(pg_ledger)
     with Proxy(pg_url) as proxy:
         far = PostgresLedger(Settings(url=proxy.url))
-        far.turn(Turn("w1"))
+        far.workers.turn(Turn("w1"))
         proxy.lose_answer_to(b".turn_v1(")
         with pytest.raises(UncertainCommit):
-            far.turn(Turn("w1", claim_request=WISH))
+            far.workers.turn(Turn("w1", claim_request=WISH))
         assert proxy.lost.wait(10)
         # It happened, and the list of what is held tells.
-        assert [job.job_id for job in far.held("w1")] == [job_id]
+        assert [job.job_id for job in far.workers.held("w1")] == [job_id]
         far.close()
 
 
@@ -59,28 +59,28 @@ def test_an_enqueue_whose_answer_was_lost_is_stored_once(pg_ledger: PostgresLedg
     with Proxy(pg_url) as proxy:
         far = PostgresLedger(Settings(url=proxy.url))
         proxy.lose_answer_to(b".enqueue_v1(")
-        answer = far.enqueue([new_job(), new_job(unique_key="once")])
+        answer = far.jobs.enqueue([new_job(), new_job(unique_key="once")])
         assert proxy.lost.is_set()
         assert [one.fresh for one in answer] == [True, True]
-        assert pg_ledger.count_jobs() == {JobState.PENDING: 2}
-        assert pg_ledger.missing([one.job_id for one in answer]) == set()
+        assert pg_ledger.jobs.count() == {JobState.PENDING: 2}
+        assert pg_ledger.jobs.missing([one.job_id for one in answer]) == set()
         far.close()
 
 
 def test_an_answer_lost_by_failpoint_leaves_the_turn_committed(pg_ledger: PostgresLedger) -> None:
-    pg_ledger.register(birth("w1"))
+    pg_ledger.workers.register(birth("w1"))
     put(pg_ledger)
     failpoints.arm("turn.answer_lost=raise")
     try:
         with pytest.raises(UncertainCommit):
-            pg_ledger.turn(Turn("w1", claim_request=WISH))
+            pg_ledger.workers.turn(Turn("w1", claim_request=WISH))
     finally:
         failpoints.arm("")
-    assert len(pg_ledger.held("w1")) == 1
+    assert len(pg_ledger.workers.held("w1")) == 1
 
 
 def test_a_stopped_server_is_unavailable_and_comes_back(pg_ledger: PostgresLedger, pg_server: PgServer) -> None:
-    pg_ledger.register(birth("w1"))
+    pg_ledger.workers.register(birth("w1"))
     pg_server.stop()
     try:
         with pytest.raises(LedgerUnavailable, match="cannot be reached"):
@@ -108,13 +108,13 @@ def test_a_connection_from_before_a_fork_is_refused(pg_ledger: PostgresLedger) -
 
 
 def test_close_ends_a_call_that_waits(pg_ledger: PostgresLedger, pg_url: str) -> None:
-    pg_ledger.register(birth("w1"))
+    pg_ledger.workers.register(birth("w1"))
     put(pg_ledger)
     ended: list[BaseException] = []
 
     def take() -> None:
         try:
-            pg_ledger.turn(Turn("w1", claim_request=WISH))
+            pg_ledger.workers.turn(Turn("w1", claim_request=WISH))
         except LedgerError as error:
             ended.append(error)
 
@@ -139,18 +139,18 @@ def _waiting(url: str) -> bool:
 
 
 def test_large_payloads_are_fetched_after_the_commit(pg_ledger: PostgresLedger) -> None:
-    pg_ledger.register(birth("w1"))
+    pg_ledger.workers.register(birth("w1"))
     payloads = [bytes([65 + n]) * 300_000 for n in range(3)] + [b"small"]
-    pg_ledger.enqueue([new_job(payload=payload) for payload in payloads])
+    pg_ledger.jobs.enqueue([new_job(payload=payload) for payload in payloads])
     assert [job.payload for job in claim_jobs(pg_ledger)] == payloads
 
 
 def test_a_frozen_reader_of_large_payloads_blocks_nobody(pg_ledger: PostgresLedger) -> None:
-    pg_ledger.register(birth("w1"))
-    pg_ledger.enqueue([new_job(payload=bytes(900_000)) for _ in range(20)])
-    connection = pg_ledger.turn_connection.open().connection
+    pg_ledger.workers.register(birth("w1"))
+    pg_ledger.jobs.enqueue([new_job(payload=bytes(900_000)) for _ in range(20)])
+    connection = pg_ledger.db.turn_connection.open().connection
     rows = connection.execute(
-        pg_ledger.sql["turn"], turn_values(Turn("w1", claim_request=ClaimRequest(("default",), ("add",), 20)))
+        pg_ledger.db.sql["turn"], turn_values(Turn("w1", claim_request=ClaimRequest(("default",), ("add",), 20)))
     )
     # The answer to the turn itself is small: the server never waits for its reader with the rows locked.
     assert sum(len(row[5] or b"") for row in rows.fetchall()) <= 65536
@@ -178,7 +178,7 @@ def test_each_bad_address_gets_its_own_sentence(pg_server: PgServer) -> None:
 
 def test_a_database_without_tables_names_the_cure(pg_url: str) -> None:
     ledger = PostgresLedger(Settings(url=pg_url))
-    for verb in (ledger.check_schema, lambda: put(ledger), ledger.workers, lambda: turn(ledger)):
+    for verb in (ledger.check_schema, lambda: put(ledger), ledger.workers.list, lambda: turn(ledger)):
         with pytest.raises(SchemaMismatch, match="unstuck migrate"):
             verb()
     ledger.close()
@@ -196,7 +196,7 @@ def test_text_that_cannot_be_stored_is_refused(pg_ledger: PostgresLedger) -> Non
     for bad in ("nul\0", "lone \ud800 surrogate"):
         with pytest.raises(RefusedValue):
             put(pg_ledger, enqueued_by=bad)
-    assert pg_ledger.count_jobs() == {}
+    assert pg_ledger.jobs.count() == {}
 
 
 def test_the_search_path_does_not_matter(pg_url: str, pg_server: PgServer) -> None:
@@ -205,16 +205,16 @@ def test_the_search_path_does_not_matter(pg_url: str, pg_server: PgServer) -> No
     pg_server.execute(f"alter database {name} set search_path = trap")
     ledger = PostgresLedger(Settings(url=pg_url, schema="Odd_Name"))
     ledger.migrate()
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     put(ledger)
     assert len(claim_jobs(ledger)) == 1
-    assert ledger.watch()[0].held == 1
+    assert ledger.recovery.watch()[0].held == 1
     ledger.close()
 
 
 def test_a_batch_larger_than_a_message_is_stored_as_one(pg_ledger: PostgresLedger) -> None:
     jobs = [new_job(payload=b"x" * 100, unique_key=str(n % 6000)) for n in range(12_000)]
-    answer = pg_ledger.enqueue(jobs)
+    answer = pg_ledger.jobs.enqueue(jobs)
     assert [one.fresh for one in answer] == [True] * 6000 + [False] * 6000
     assert [one.job_id for one in answer[:6000]] == [one.job_id for one in answer[6000:]]
 
@@ -226,10 +226,10 @@ def test_a_servers_own_defaults_change_nothing(pg_server: PgServer) -> None:
         pg_server.execute(f"alter database {name} set {setting}")
     ledger = PostgresLedger(Settings(url=url))
     ledger.migrate()
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     job = running(ledger, payload=b"\\\x00")
     assert job.payload == b"\\\x00"
-    connection = ledger.turn_connection.open().connection
+    connection = ledger.db.turn_connection.open().connection
     assert connection.execute("show transaction_isolation").fetchone() == ("read committed",)
     ledger.close()
     pg_server.drop_database(url)
@@ -250,7 +250,7 @@ def test_a_standby_is_refused_with_a_sentence_and_used_once_it_is_promoted(stand
     for query in ("", "?target_session_attrs=any"):
         ledger = PostgresLedger(Settings(url=standby.url("t1") + query))
         with pytest.raises(LedgerUnavailable, match=r"is a standby \(in recovery\)"):
-            ledger.held("w1")
+            ledger.workers.held("w1")
         ledger.close()
     ledger = PostgresLedger(Settings(url=standby.url("t1")))
     with pytest.raises(LedgerUnavailable):
@@ -268,15 +268,15 @@ def test_of_several_hosts_the_primary_is_found_wherever_it_stands(
         url = f"postgresql://postgres@127.0.0.1:{first.port},127.0.0.1:{second.port}/{name}"
         ledger = PostgresLedger(Settings(url=url))
         assert put(ledger)
-        assert ledger.client_connection.open().connection.info.port == pg_server.port
+        assert ledger.db.client_connection.open().connection.info.port == pg_server.port
         ledger.close()
 
 
 def test_a_session_knows_which_run_of_which_server_it_is_on(pg_ledger: PostgresLedger, pg_url: str) -> None:
-    pg_ledger.register(birth("w1"))
-    told = pg_ledger.service_connection.open().server
+    pg_ledger.workers.register(birth("w1"))
+    told = pg_ledger.db.service_connection.open().server
     assert [len(part) > 1 for part in told.split("/")] == [True, True, True]
-    assert pg_ledger.service_connection.ask(b"select unstuck.incarnation()") == [(told,)]
+    assert pg_ledger.db.service_connection.ask(b"select unstuck.incarnation()") == [(told,)]
 
 
 def test_a_role_that_may_not_read_the_system_identifier_knows_the_rest(
@@ -287,9 +287,9 @@ def test_a_role_that_may_not_read_the_system_identifier_knows_the_rest(
     pg_server.execute("revoke execute on function pg_catalog.pg_control_system() from public", name)
     pg_server.execute("grant usage on schema unstuck to unprivileged", name)
     ledger = PostgresLedger(Settings(url=pg_server.url(name, "unprivileged")))
-    told = ledger.read_connection.open().server
-    assert told == "-/" + pg_ledger.read_connection.open().server.partition("/")[2]
-    assert ledger.read_connection.ask(b"select unstuck.incarnation()") == [(told,)]
+    told = ledger.db.read_connection.open().server
+    assert told == "-/" + pg_ledger.db.read_connection.open().server.partition("/")[2]
+    assert ledger.db.read_connection.ask(b"select unstuck.incarnation()") == [(told,)]
     ledger.close()
 
 
@@ -313,7 +313,7 @@ def fleet(pg_ledger: PostgresLedger, pg_url: str) -> Iterator[list[PostgresLedge
     """Four workers in processes of their own, as far as the server can tell; `pg_ledger` watches them."""
     ledgers = [PostgresLedger(Settings(url=pg_url)) for _ in range(4)]
     for number, ledger in enumerate(ledgers):
-        ledger.register(birth(f"w{number}"))
+        ledger.workers.register(birth(f"w{number}"))
     yield ledgers
     for ledger in ledgers:
         ledger.close()
@@ -321,11 +321,11 @@ def fleet(pg_ledger: PostgresLedger, pg_url: str) -> Iterator[list[PostgresLedge
 
 def lose_session(ledger: PostgresLedger, url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("select pg_terminate_backend(%s, 5000)", (ledger.service_connection.open().pid,))
+        connection.execute("select pg_terminate_backend(%s, 5000)", (ledger.db.service_connection.open().pid,))
 
 
 def sessions(watcher: PostgresLedger) -> list[Session]:
-    return [worker.session for worker in watcher.watch()]
+    return [worker.session for worker in watcher.recovery.watch()]
 
 
 def test_a_lost_session_is_missed_and_comes_back_with_the_next_beat(
@@ -334,7 +334,7 @@ def test_a_lost_session_is_missed_and_comes_back_with_the_next_beat(
     assert sessions(pg_ledger) == [Session.PRESENT] * 4
     lose_session(fleet[1], pg_url)
     assert sessions(pg_ledger) == [Session.PRESENT, Session.MISSING, Session.PRESENT, Session.PRESENT]
-    fleet[1].beat(Heartbeat("w1", 0, 0))
+    fleet[1].workers.beat(Heartbeat("w1", 0, 0))
     assert sessions(pg_ledger) == [Session.PRESENT] * 4
 
 
@@ -351,7 +351,7 @@ def test_many_sessions_lost_at_once_prove_nothing(
 def test_a_bell_that_waits_reconnects_and_shows_the_new_session(
     pg_ledger: PostgresLedger, fleet: list[PostgresLedger], pg_url: str
 ) -> None:
-    bell = fleet[0].listen("w0")
+    bell = fleet[0].workers.listen("w0")
     heard: list[frozenset[str]] = []
     thread = threading.Thread(target=lambda: heard.append(bell.wait(30)))
     thread.start()
@@ -368,21 +368,21 @@ def test_a_restarted_server_says_nothing_of_old_sessions_and_forgives_silence(
 ) -> None:
     pg_server.stop()
     pg_server.start()
-    watch = pg_ledger.watch()
+    watch = pg_ledger.recovery.watch()
     assert [worker.session for worker in watch] == [Session.UNKNOWN] * 4
     assert all(worker.silent_s < 20 for worker in watch)
 
 
 def test_a_turn_in_flight_delays_a_verdict_only_for_a_moment(pg_ledger: PostgresLedger, pg_url: str) -> None:
-    pg_ledger.register(birth("w1"))
+    pg_ledger.workers.register(birth("w1"))
     with psycopg.connect(pg_url) as frozen:
         frozen.execute("select 1 from unstuck.workers where id = 'w1' for share")
-        assert not pg_ledger.declare_dead("w1", verdict(), GuardNone())
-    assert pg_ledger.declare_dead("w1", verdict(), GuardNone())
+        assert not pg_ledger.recovery.declare_dead("w1", verdict(), GuardNone())
+    assert pg_ledger.recovery.declare_dead("w1", verdict(), GuardNone())
 
 
 def test_a_turn_that_waited_for_a_verdict_sees_it(pg_ledger: PostgresLedger, pg_url: str) -> None:
-    pg_ledger.register(birth("w1"))
+    pg_ledger.workers.register(birth("w1"))
     answers: list[bool] = []
     with psycopg.connect(pg_url) as judge:
         judge.execute("update unstuck.workers set state = 'dead', stopped_at = now() where id = 'w1'")
@@ -396,12 +396,15 @@ def test_a_turn_that_waited_for_a_verdict_sees_it(pg_ledger: PostgresLedger, pg_
 
 
 def test_a_beat_that_came_first_refutes_a_verdict_by_silence(pg_ledger: PostgresLedger) -> None:
-    pg_ledger.keep_watch(Tick(None, 1.0))
-    pg_ledger.register(birth("w1"))
-    wait_for(lambda: pg_ledger.keep_watch(Tick(60.0, 1.0)) and pg_ledger.watch()[0].silent_s >= 0.2, "the silence")
-    pg_ledger.beat(Heartbeat("w1", 0, 0))
-    assert not pg_ledger.declare_dead("w1", verdict(), GuardSilent(0.2))
-    assert pg_ledger.watch()[0].state is WorkerState.ACTIVE
+    pg_ledger.recovery.tick(Tick(None, 1.0))
+    pg_ledger.workers.register(birth("w1"))
+    wait_for(
+        lambda: pg_ledger.recovery.tick(Tick(60.0, 1.0)) and pg_ledger.recovery.watch()[0].silent_s >= 0.2,
+        "the silence",
+    )
+    pg_ledger.workers.beat(Heartbeat("w1", 0, 0))
+    assert not pg_ledger.recovery.declare_dead("w1", verdict(), GuardSilent(0.2))
+    assert pg_ledger.recovery.watch()[0].state is WorkerState.ACTIVE
 
 
 def _lock_waits(url: str) -> bool:
@@ -411,12 +414,12 @@ def _lock_waits(url: str) -> bool:
 
 
 def test_no_reaper_takes_the_word_of_another_one_that_has_not_committed(pg_ledger: PostgresLedger, pg_url: str) -> None:
-    pg_ledger.keep_watch(Tick(None, 1.0))
+    pg_ledger.recovery.tick(Tick(None, 1.0))
     with psycopg.connect(pg_url) as other:
         other.execute("update unstuck.watch_periods set since = since - interval '1m', until = until - interval '1m'")
         other.commit()
         other.execute("select 1 from unstuck.ledger for update")
         # After an outage of a minute, while another reaper is about to begin a new period.
-        assert pg_ledger.keep_watch(Tick(None, 1.0, cause=Cause.OUTAGE)).stale_s == 0.0
+        assert pg_ledger.recovery.tick(Tick(None, 1.0, cause=Cause.OUTAGE)).stale_s == 0.0
         # One that was in touch all along may go on vouching for that time.
-        assert pg_ledger.keep_watch(Tick(60.0, 1.0)).stale_s == pytest.approx(60.0, abs=5.0)
+        assert pg_ledger.recovery.tick(Tick(60.0, 1.0)).stale_s == pytest.approx(60.0, abs=5.0)

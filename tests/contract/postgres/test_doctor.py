@@ -59,9 +59,9 @@ def test_this_hosts_clock_is_wrong(pg: Ledger, settings: config.Settings, monkey
 
 
 def test_the_clock_of_a_workers_host_is_wrong(pg: Ledger, settings: config.Settings) -> None:
-    pg.register(birth("w1", host="elsewhere", metadata={"clock_at": time.time()}, **CALM))
+    pg.workers.register(birth("w1", host="elsewhere", metadata={"clock_at": time.time()}, **CALM))
     assert "clock-differs" not in codes(pg, settings)
-    pg.register(birth("w2", host="far-away", metadata={"clock_at": time.time() - 90}, **CALM))
+    pg.workers.register(birth("w2", host="far-away", metadata={"clock_at": time.time() - 90}, **CALM))
     [finding] = [one for one in examine(gather(pg, settings)) if one.code == "clock-differs"]
     assert finding.facts["host"] == "far-away"
 

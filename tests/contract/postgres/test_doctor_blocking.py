@@ -53,7 +53,7 @@ class TestPostgres:
     @pytest.fixture
     def ledger(self, url: str) -> Iterator[Ledger]:
         ledger = open_ledger(config.build({"url": url}))
-        ledger.register(birth("w1", **CALM))
+        ledger.workers.register(birth("w1", **CALM))
         yield ledger
         ledger.close()
 
@@ -78,7 +78,7 @@ class TestPostgres:
         job_id = put(ledger)
         with psycopg.connect(url, application_name="shop") as user:
             user.execute("select 1 from unstuck.jobs where id = %s for update", (job_id,))
-            with waiting(lambda: ledger.cancel([job_id], "ada"), user):
+            with waiting(lambda: ledger.jobs.cancel([job_id], "ada"), user):
                 found = wait_for(lambda: _problem(ask(url)), "a wait to be seen")
                 assert found.facts["pid"] == user.info.backend_pid
                 assert [one["application"] for one in found.facts["waiting"]] == ["unstuck read"]
@@ -90,7 +90,7 @@ class TestPostgres:
         with psycopg.connect(url, application_name="shop") as user, psycopg.connect(url) as second:
             user.execute(lock)
             with (
-                waiting(lambda: ledger.cancel([job_id], "ada"), second),
+                waiting(lambda: ledger.jobs.cancel([job_id], "ada"), second),
                 waiting(lambda: second.execute(lock), user),
             ):
                 found = wait_for(lambda: _problem(ask(url), "unstuck read"), "a wait to be seen")

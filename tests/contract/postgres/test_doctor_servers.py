@@ -51,7 +51,7 @@ def test_a_url_that_names_only_a_standby_is_a_finding_of_its_own(pair: Pair, url
 def test_a_standby_is_an_error_of_its_own(pair: Pair, url: str) -> None:
     ledger = open_ledger(config.build({"url": pair.url_of_standby(url)}))
     with pytest.raises(LedgerStandby):
-        ledger.workers()
+        ledger.workers.list()
     ledger.close()
 
 

@@ -25,7 +25,7 @@ ONE = b"insert into unstuck.queues (name) values ('one')"
 
 @pytest.fixture
 def ledger(pg_ledger: PostgresLedger) -> PostgresLedger:
-    pg_ledger.register(birth("w1", suspect_after_s=600, running_stale_after_s=600))
+    pg_ledger.workers.register(birth("w1", suspect_after_s=600, running_stale_after_s=600))
     return pg_ledger
 
 
@@ -34,7 +34,7 @@ def far(ledger: PostgresLedger, pg_url: str) -> Iterator[tuple[PostgresLedger, P
     """A ledger behind a proxy that can lose answers."""
     with Proxy(pg_url) as proxy:
         far = PostgresLedger(Settings(url=proxy.url))
-        far.exchange(Exchange(turns=(Turn("w1"), Turn("w1"))))
+        far.workers.exchange(Exchange(turns=(Turn("w1"), Turn("w1"))))
         yield far, proxy
         far.close()
 
@@ -45,7 +45,7 @@ def waiting(connection: psycopg.Connection[Any]) -> bool:
 
 
 def names(ledger: PostgresLedger) -> set[str]:
-    return {row[0] for row in ledger.read_connection.ask(b"select name from unstuck.queues")}
+    return {row[0] for row in ledger.db.read_connection.ask(b"select name from unstuck.queues")}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def names(ledger: PostgresLedger) -> set[str]:
 def test_a_statement_that_fails_takes_the_one_before_with_it(
     ledger: PostgresLedger, second: tuple[bytes, dict[str, object]], kind: type[Exception]
 ) -> None:
-    lane = ledger.turn_connection
+    lane = ledger.db.turn_connection
     session = lane.open()
     with pytest.raises(kind):
         lane.write_all([(ONE, {}), second, (b"select 1", {})])
@@ -77,9 +77,9 @@ def test_whatever_interrupts_it_in_the_middle_nothing_is_committed(ledger: Postg
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ledger.turn_connection.write_all([(ONE, {}), (b"select %(x)s", Interrupting(x=1))])
+        ledger.db.turn_connection.write_all([(ONE, {}), (b"select %(x)s", Interrupting(x=1))])
     assert "one" not in names(ledger)
-    assert ledger.turn_connection.write_all([(b"select 1", {}), (b"select 2", {})]) == [[(1,)], [(2,)]]
+    assert ledger.db.turn_connection.write_all([(b"select 1", {}), (b"select 2", {})]) == [[(1,)], [(2,)]]
 
 
 def test_a_deadlock_repeats_all_of_it(ledger: PostgresLedger, pg_url: str) -> None:
@@ -99,19 +99,19 @@ def test_a_deadlock_repeats_all_of_it(ledger: PostgresLedger, pg_url: str) -> No
     thread = threading.Thread(target=other_way_round)
     thread.start()
     assert locked.wait(20)
-    ledger.turn_connection.write_all([(touch, {"by": "ours", "id": first}), (touch, {"by": "ours", "id": second})])
+    ledger.db.turn_connection.write_all([(touch, {"by": "ours", "id": first}), (touch, {"by": "ours", "id": second})])
     thread.join()
-    assert [record.enqueued_by for job_id in (first, second) if (record := ledger.job(job_id))] == ["ours", "ours"]
+    assert [record.enqueued_by for job_id in (first, second) if (record := ledger.jobs.get(job_id))] == ["ours", "ours"]
 
 
 def test_beats_do_not_make_the_rest_of_a_commit_less_durable(ledger: PostgresLedger) -> None:
-    ledger.register(birth("f1", transport=Transport.MDP))
+    ledger.workers.register(birth("f1", transport=Transport.MDP))
     values = {"worker_ids": ["f1"], "running": [1], "settled": [0], "metadata": [None]}
     asked = b"select current_setting('synchronous_commit')"
     for query, expected in (("beat_foreign", "off"), ("beat_foreign_along", "on")):
-        with ledger.turn_connection.transaction() as connection:
+        with ledger.db.turn_connection.transaction() as connection:
             types = {"worker_ids": "text", "running": "bigint", "settled": "bigint", "metadata": "text"}
-            sql = ledger.sql[query]
+            sql = ledger.db.sql[query]
             for name, kind in types.items():
                 sql = sql.replace(f"%({name})s".encode(), f"%({name})s::{kind}[]".encode())
             connection.execute(sql, values)
@@ -123,7 +123,7 @@ def test_an_exchange_whose_answer_was_lost_still_says_what_it_took_in(far: tuple
     there = put(ledger, unique_key="u", delay_s=600)
     request = Request(b"k", b"f", 600.0)
     proxy.lose_answer_to(b".post_v1(")
-    answer = ledger.exchange(
+    answer = ledger.workers.exchange(
         Exchange(
             jobs=(new_job(), new_job(unique_key="u")),
             reply_addresses=(LETTER, None),
@@ -137,10 +137,13 @@ def test_an_exchange_whose_answer_was_lost_still_says_what_it_took_in(far: tuple
     assert (first.fresh, known) == (True, Enqueued(there, fresh=False))
     assert answer.once[0] is not None
     assert answer.once[0].fresh
-    assert ledger.count_jobs() == {"pending": 2, "running": 1}
-    assert [one.job_id for one in ledger.reply_addresses(LETTER.client)] == [first.job_id, answer.once[0].job_id]
+    assert ledger.jobs.count() == {"pending": 2, "running": 1}
+    assert [one.job_id for one in ledger.workers.reply_addresses(LETTER.client)] == [
+        first.job_id,
+        answer.once[0].job_id,
+    ]
     # It happened, and the list of what is held tells.
-    assert [job.job_id for job in ledger.held("w1")] == [first.job_id]
+    assert [job.job_id for job in ledger.workers.held("w1")] == [first.job_id]
 
 
 def test_turns_alone_whose_answer_was_lost_say_so(far: tuple[PostgresLedger, Proxy]) -> None:
@@ -148,32 +151,32 @@ def test_turns_alone_whose_answer_was_lost_say_so(far: tuple[PostgresLedger, Pro
     job = running(ledger)
     proxy.lose_answer_to(b".turn_v1(")
     with pytest.raises(UncertainCommit):
-        ledger.exchange(Exchange(turns=(Turn("w1", done=(done(job),)), Turn("w1", claim_request=WISH))))
+        ledger.workers.exchange(Exchange(turns=(Turn("w1", done=(done(job),)), Turn("w1", claim_request=WISH))))
     assert state_of(ledger, job.job_id) is JobState.SUCCEEDED
 
 
 def test_what_has_no_turns_is_certain_in_the_end(far: tuple[PostgresLedger, Proxy]) -> None:
     ledger, proxy = far
     proxy.lose_answer_to(b".enqueue_v1(")
-    answer = ledger.exchange(Exchange(jobs=(new_job(),), heartbeats=(RemoteHeartbeat("nobody"),)))
+    answer = ledger.workers.exchange(Exchange(jobs=(new_job(),), heartbeats=(RemoteHeartbeat("nobody"),)))
     assert proxy.lost.wait(10)
     assert answer.turns == ()
-    assert ledger.count_jobs() == {"pending": 1}
+    assert ledger.jobs.count() == {"pending": 1}
     assert state_of(ledger, answer.enqueued[0].job_id) is JobState.PENDING
 
 
 def test_wishes_that_find_nothing_write_nothing(ledger: PostgresLedger) -> None:
     """No transaction number is drawn, so nobody waits for a disk."""
     asked = b"select pg_current_xact_id_if_assigned() is null"
-    wish = (ledger.sql["turn"], parameters_of(ledger.gaps, Turn("w1", claim_request=WISH)))
-    assert ledger.turn_connection.write_all([wish, wish, (asked, {})])[-1] == [(True,)]
+    wish = (ledger.db.sql["turn"], parameters_of(ledger.gaps, Turn("w1", claim_request=WISH)))
+    assert ledger.db.turn_connection.write_all([wish, wish, (asked, {})])[-1] == [(True,)]
     put(ledger)
-    assert ledger.turn_connection.write_all([wish, wish, (asked, {})])[-1] == [(False,)]
+    assert ledger.db.turn_connection.write_all([wish, wish, (asked, {})])[-1] == [(False,)]
 
 
 def test_large_payloads_come_along(ledger: PostgresLedger) -> None:
     payloads = [bytes([n]) * 300_000 for n in range(3)]
-    answer = ledger.exchange(
+    answer = ledger.workers.exchange(
         Exchange(
             jobs=tuple(new_job(payload=payload) for payload in payloads),
             turns=(

@@ -30,14 +30,13 @@ from unstuck.domain.endings import Ending, JobError
 from unstuck.domain.states import AttemptState, JobState, Transport
 from unstuck.domain.workflows import WorkflowState
 from unstuck.errors import DuplicateJob
-from unstuck.ledger.contract.jobs import JobExtras, NewJob
+from unstuck.ledger.contract.jobs import JobExtras, NewJob, Progress
 from unstuck.ledger.contract.workers import (
     AttemptRef,
     Claimed,
     ClaimRequest,
     Exchange,
     Heartbeat,
-    Progress,
     RemoteHeartbeat,
     Turn,
 )
@@ -48,7 +47,7 @@ from unstuck.ledger.postgres.ledger import PostgresLedger
 @pytest.fixture
 def ledger(swept_pg_url: str) -> Iterator[PostgresLedger]:
     ledger = PostgresLedger(Settings(url=swept_pg_url))
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     yield ledger
     ledger.close()
 
@@ -59,14 +58,14 @@ def workflow_of(ledger: PostgresLedger, *jobs: NewJob) -> int:
     nodes = [NewNode(place, 0, f"n{place}", "task", job=job) for place, job in zip(places, jobs, strict=True)]
     edges = tuple(NewEdge(place, place + 1, False) for place in places[:-1])
     whole = NewNode(0, None, "all", "group", source=1)
-    return ledger.begin_workflow(NewWorkflow("all", new_job(task="unstuck.workflow"), (whole, *nodes), edges)).job_id
+    return ledger.workflows.begin(NewWorkflow("all", new_job(task="unstuck.workflow"), (whole, *nodes), edges)).job_id
 
 
 def workflow_of_many(ledger: PostgresLedger, count: int) -> int:
     """Begin a workflow of jobs that do not wait for each other."""
     nodes = [NewNode(place, 0, f"n{place}", "task", job=new_job()) for place in range(1, count + 1)]
     whole = NewNode(0, None, "all", "group", source=1)
-    return ledger.begin_workflow(NewWorkflow("all", new_job(task="unstuck.workflow"), (whole, *nodes), ())).job_id
+    return ledger.workflows.begin(NewWorkflow("all", new_job(task="unstuck.workflow"), (whole, *nodes), ())).job_id
 
 
 def stopped(job: Claimed) -> Ending:
@@ -76,7 +75,7 @@ def stopped(job: Claimed) -> Ending:
 
 
 def look(ledger: PostgresLedger, workflow_id: int) -> WorkflowRecord:
-    found = ledger.workflow(workflow_id)
+    found = ledger.workflows.get(workflow_id)
     assert found is not None
     return found
 
@@ -92,9 +91,11 @@ def waits(onlooker: "psycopg.Connection[tuple[object, ...]]") -> bool:
 
 def test_a_cancel_of_many_holds_nothing_while_it_waits_for_one(ledger: PostgresLedger, swept_pg_url: str) -> None:
     runs = running(ledger).job_id
-    first, second, third = (job.job_id for job in ledger.enqueue([new_job()] * 3))
+    first, second, third = (job.job_id for job in ledger.jobs.enqueue([new_job()] * 3))
     answers: dict[int, str] = {}
-    cancelling = threading.Thread(target=lambda: answers.update(ledger.cancel([first, second, third, runs, 99], "me")))
+    cancelling = threading.Thread(
+        target=lambda: answers.update(ledger.jobs.cancel([first, second, third, runs, 99], "me"))
+    )
     with psycopg.connect(swept_pg_url) as turn, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
         turn.execute("set lock_timeout = '5s'")
         turn.execute("select 1 from unstuck.jobs where id = %s for update", (second,))
@@ -113,14 +114,14 @@ def test_a_note_of_progress_waits_for_no_job_that_is_just_ending(ledger: Postgre
     """It would wait with another job in hand, and the turn that ends both would wait for that one."""
     jobs = [running(ledger) for _ in range(3)]
     notes = [Progress(job.job_id, job.token, 5.0, 1, 2, "half") for job in jobs]
-    noting = threading.Thread(target=ledger.note_progress, args=("w1", notes))
+    noting = threading.Thread(target=ledger.workers.note_progress, args=("w1", notes))
     with psycopg.connect(swept_pg_url) as turn:
         turn.execute("select 1 from unstuck.jobs where id = %s for update", (jobs[1].job_id,))
         noting.start()
-        wait_for(lambda: len(ledger.progress([job.job_id for job in jobs])) == 2, "the others are noted")
+        wait_for(lambda: len(ledger.jobs.progress([job.job_id for job in jobs])) == 2, "the others are noted")
         turn.execute("delete from unstuck.jobs where id = %s", (jobs[1].job_id,))
     noting.join()
-    assert set(ledger.progress([job.job_id for job in jobs])) == {jobs[0].job_id, jobs[2].job_id}
+    assert set(ledger.jobs.progress([job.job_id for job in jobs])) == {jobs[0].job_id, jobs[2].job_id}
 
 
 def test_who_waits_for_a_workflow_holds_no_line(ledger: PostgresLedger, swept_pg_url: str) -> None:
@@ -143,7 +144,7 @@ def test_who_cancels_a_workflow_waits_for_no_node_that_somebody_has_in_hand(
     """One that is just starting, or writing something down: it may want another of the same worker next."""
     number = workflow_of(ledger, new_job())
     [held] = claim_jobs(ledger, start=1)
-    cancelling = threading.Thread(target=ledger.cancel, args=([number], "me"))
+    cancelling = threading.Thread(target=ledger.jobs.cancel, args=([number], "me"))
     with psycopg.connect(swept_pg_url) as other, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
         other.execute("select 1 from unstuck.jobs where id = %s for update", (held.job_id,))
         cancelling.start()
@@ -157,9 +158,9 @@ def test_who_cancels_a_workflow_waits_for_no_node_that_somebody_has_in_hand(
 
 
 WAYS: dict[str, tuple[dict[str, Any], Callable[[PostgresLedger, int], object]]] = {
-    "cancel": ({}, lambda ledger, job_id: ledger.cancel([job_id], "me")),
-    "cancel of many": ({}, lambda ledger, job_id: ledger.cancel([job_id, 10**6], "me")),
-    "purge": ({}, lambda ledger, _: ledger.purge("default", "me")),
+    "cancel": ({}, lambda ledger, job_id: ledger.jobs.cancel([job_id], "me")),
+    "cancel of many": ({}, lambda ledger, job_id: ledger.jobs.cancel([job_id, 10**6], "me")),
+    "purge": ({}, lambda ledger, _: ledger.queues.purge("default", "me")),
 }
 
 
@@ -187,9 +188,9 @@ def test_an_expiry_waits_for_no_workflow(ledger: PostgresLedger, swept_pg_url: s
     number = workflow_of(ledger, new_job(more=JobExtras(expires_in_s=0.001)))
     with psycopg.connect(swept_pg_url) as other:
         other.execute("select 1 from unstuck.workflows where id = %s for update", (number,))
-        wait_for(lambda: ledger.expire_due(10).next_in_s == 0.0, "it is expired")
+        wait_for(lambda: ledger.maintenance.expire_due(10).next_in_s == 0.0, "it is expired")
         assert look(ledger, number).state is WorkflowState.RUNNING
-    assert ledger.expire_due(10).count == 1
+    assert ledger.maintenance.expire_due(10).count == 1
     assert look(ledger, number).state is WorkflowState.FAILED
 
 
@@ -197,7 +198,7 @@ def test_who_queues_a_node_again_locks_its_workflow_first(ledger: PostgresLedger
     number = workflow_of(ledger, new_job())
     [held] = claim_jobs(ledger, start=1)
     turn(ledger, endings=[crash(held)])
-    retrying = threading.Thread(target=ledger.retry, args=([held.job_id], "me"))
+    retrying = threading.Thread(target=ledger.jobs.retry, args=([held.job_id], "me"))
     with psycopg.connect(swept_pg_url) as other, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
         other.execute("select 1 from unstuck.workflows where id = %s for update", (number,))
         retrying.start()
@@ -212,12 +213,12 @@ def test_who_removes_old_workflows_waits_for_none(ledger: PostgresLedger, swept_
     turn(ledger, done=[done(held) for held in claim_jobs(ledger, start=2)])
     with psycopg.connect(swept_pg_url) as other:
         other.execute("select 1 from unstuck.workflows where id = %s for update", (number,))
-        ledger.prune(0)
-        assert ledger.workflow(other_number) is None
+        ledger.maintenance.prune(0)
+        assert ledger.workflows.get(other_number) is None
         # Whoever has it may be about to open it again, and goes on to its job.
         other.execute("select 1 from unstuck.jobs where id = %s for update nowait", (number,))
-    ledger.prune(0)
-    assert ledger.workflow(number) is None
+    ledger.maintenance.prune(0)
+    assert ledger.workflows.get(number) is None
 
 
 def test_who_removes_old_jobs_leaves_those_of_a_workflow_that_is_just_taken_up_again(
@@ -233,19 +234,19 @@ def test_who_removes_old_jobs_leaves_those_of_a_workflow_that_is_just_taken_up_a
         for number in (plain, brief):
             other.execute("select 1 from unstuck.workflows where id = %s for update", (number,))
             other.execute("select unstuck.reopen_workflow_v1(%s, 'me')", (number,))
-        ledger.prune(0)
-        ledger.sweep_kept(100)
+        ledger.maintenance.prune(0)
+        ledger.maintenance.sweep_kept(100)
     assert [state_of(ledger, job_id) for job_id in firsts if job_id is not None] == [JobState.SUCCEEDED] * 2
     turn(ledger, done=[done(job) for job in claim_jobs(ledger, start=2)])
     # They are over: nothing stays behind, whichever goes first.
-    ledger.prune(0)
+    ledger.maintenance.prune(0)
     with psycopg.connect(swept_pg_url) as onlooker:
         assert onlooker.execute("select count(*) from unstuck.jobs").fetchone() == (0,)
 
 
 def interrupt(ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch, query: str, act: Callable[[], object]) -> None:
     """Let something else happen just before (or, of a look, just after) the ledger comes to this query, once."""
-    read = ledger.read
+    read = ledger.db.read
     left = [act]
 
     def late(name: str, **values: Any) -> Any:
@@ -254,7 +255,7 @@ def interrupt(ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch, query: st
             left.pop()()
         return rows
 
-    monkeypatch.setattr(ledger, "read", late)
+    monkeypatch.setattr(ledger.db, "read", late)
 
 
 @pytest.mark.parametrize("what", ["workflow", "node"])
@@ -264,21 +265,21 @@ def test_who_cancels_after_a_workflow_was_taken_up_again_is_heard(
 ) -> None:
     number = workflow_of(ledger, new_job())
     [runs] = claim_jobs(ledger, start=1)
-    ledger.cancel([number], "me")
+    ledger.jobs.cancel([number], "me")
     other_ledger = PostgresLedger(Settings(url=swept_pg_url))
     holder = psycopg.connect(swept_pg_url)
 
     def cancel() -> None:
         holder.rollback()
-        other_ledger.cancel([number if what == "workflow" else runs.job_id], "me")
+        other_ledger.jobs.cancel([number if what == "workflow" else runs.job_id], "me")
 
     if in_hand:
         holder.execute("select 1 from unstuck.jobs where id = %s for update", (runs.job_id,))
     interrupt(ledger, monkeypatch, "nodes_to_unstop", cancel)
-    assert ledger.retry_workflow(number, "me")
+    assert ledger.workflows.retry(number, "me")
     holder.close()
     other_ledger.close()
-    assert ledger.beat(Heartbeat("w1", 1, 0)).cancel == ((runs.job_id, runs.token),)
+    assert ledger.workers.beat(Heartbeat("w1", 1, 0)).cancel == ((runs.job_id, runs.token),)
     turn(ledger, endings=[stopped(runs)])
     assert state_of(ledger, runs.job_id) is JobState.CANCELLED
     assert claim_jobs(ledger) == []
@@ -290,13 +291,13 @@ def test_what_is_in_hand_while_its_workflow_is_taken_up_again_need_not_stop(
 ) -> None:
     number = workflow_of(ledger, new_job())
     [runs] = claim_jobs(ledger, start=1)
-    ledger.cancel([number], "me")
+    ledger.jobs.cancel([number], "me")
 
     def retry() -> None:
         if by == "workflow":
-            ledger.retry_workflow(number, "me")
+            ledger.workflows.retry(number, "me")
         else:
-            ledger.retry([number], "me")
+            ledger.jobs.retry([number], "me")
 
     retrying = threading.Thread(target=retry)
     with psycopg.connect(swept_pg_url) as other, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
@@ -304,7 +305,7 @@ def test_what_is_in_hand_while_its_workflow_is_taken_up_again_need_not_stop(
         retrying.start()
         wait_for(lambda: waits(onlooker), "it waits for the node, and for it alone")
     retrying.join()
-    assert ledger.beat(Heartbeat("w1", 1, 0)).cancel == ()
+    assert ledger.workers.beat(Heartbeat("w1", 1, 0)).cancel == ()
     turn(ledger, endings=[stopped(runs)])
     assert [job.job_id for job in claim_jobs(ledger, start=1)] == [runs.job_id]
 
@@ -320,13 +321,13 @@ def test_what_was_in_hand_when_its_workflow_was_cancelled_is_not_stopped_after_a
 
     def retry() -> None:
         holder.rollback()
-        assert other_ledger.retry_workflow(number, "me")
+        assert other_ledger.workflows.retry(number, "me")
 
     interrupt(ledger, monkeypatch, "nodes_to_stop", retry)
-    ledger.cancel([number], "me")
+    ledger.jobs.cancel([number], "me")
     holder.close()
     other_ledger.close()
-    assert ledger.beat(Heartbeat("w1", 1, 0)).cancel == ()
+    assert ledger.workers.beat(Heartbeat("w1", 1, 0)).cancel == ()
     turn(ledger, done=[done(runs)])
     assert look(ledger, number).state is WorkflowState.SUCCEEDED
 
@@ -343,26 +344,28 @@ def test_a_repair_waits_for_no_workflow(ledger: PostgresLedger, swept_pg_url: st
             onlooker.execute(spoil, (number,))
         other.execute("select 1 from unstuck.workflows where id = %s for update", (numbers[1],))
         found: list[int] = []
-        repairing = threading.Thread(target=lambda: found.extend(one.workflow_id for one in ledger.repair_workflows(9)))
+        repairing = threading.Thread(
+            target=lambda: found.extend(one.workflow_id for one in ledger.maintenance.repair_workflows(9))
+        )
         repairing.start()
         wait_for(lambda: found == [numbers[0]], "the other one is repaired")
     repairing.join()
-    assert [one.workflow_id for one in ledger.repair_workflows(9)] == [numbers[1]]
+    assert [one.workflow_id for one in ledger.maintenance.repair_workflows(9)] == [numbers[1]]
 
 
 def test_workers_are_told_of_cancels_in_one_order(ledger: PostgresLedger, swept_pg_url: str) -> None:
     """Beats of many workers come together, and two who cancel may concern the same ones."""
-    ledger.register(birth("w0"))
+    ledger.workers.register(birth("w0"))
     number = workflow_of_many(ledger, 2)
     [_], [_] = claim_jobs(ledger, "w1", limit=1, start=1), claim_jobs(ledger, "w0", limit=1, start=1)
-    cancelling = threading.Thread(target=ledger.cancel, args=([number], "me"))
+    cancelling = threading.Thread(target=ledger.jobs.cancel, args=([number], "me"))
     with psycopg.connect(swept_pg_url) as beats, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
         beats.execute("select 1 from unstuck.worker_heartbeats where worker_id = 'w0' for update")
         cancelling.start()
         wait_for(lambda: waits(onlooker), "the cancel waits")
         beats.execute("select 1 from unstuck.worker_heartbeats where worker_id = 'w1' for update nowait")
     cancelling.join()
-    assert [len(ledger.beat(Heartbeat(worker, 1, 0)).cancel) for worker in ("w0", "w1")] == [1, 1]
+    assert [len(ledger.workers.beat(Heartbeat(worker, 1, 0)).cancel) for worker in ("w0", "w1")] == [1, 1]
 
 
 def test_a_turn_that_finds_an_expired_node_does_not_wait_for_its_workflow(
@@ -373,7 +376,7 @@ def test_a_turn_that_finds_an_expired_node_does_not_wait_for_its_workflow(
         other.execute("select 1 from unstuck.workflows where id = %s for update", (number,))
         wait_for(lambda: claim_jobs(ledger) == [], "it is not handed out")
         assert look(ledger, number).state is WorkflowState.RUNNING
-    assert ledger.expire_due(10).count == 1
+    assert ledger.maintenance.expire_due(10).count == 1
     assert look(ledger, number).state is WorkflowState.FAILED
 
 
@@ -463,7 +466,7 @@ def work(ledger: PostgresLedger, worker_id: str, chance: random.Random) -> None:
     late = [job for job in held if not job.running]
     chance.shuffle(late)
     back, begun = late[: len(late) // 2], late[len(late) // 2 :]
-    answer = ledger.turn(
+    answer = ledger.workers.turn(
         Turn(
             worker_id,
             start=tuple(AttemptRef(job.job_id, job.token) for job in begun),
@@ -476,30 +479,30 @@ def work(ledger: PostgresLedger, worker_id: str, chance: random.Random) -> None:
     endings = [(crash if chance.random() < 0.5 else crash_retry)(job) for job in runs if chance.random() < 0.4]
     ended = {ending.token for ending in endings}
     good = tuple(done(job) for job in runs if job.token not in ended)
-    ledger.turn(Turn(worker_id, done=good, endings=tuple(endings)))
+    ledger.workers.turn(Turn(worker_id, done=good, endings=tuple(endings)))
 
 
 def meddle(ledger: PostgresLedger, chance: random.Random) -> None:
     """Do what operators and the reaper do."""
-    flows = [one.id for one in ledger.workflows(limit=2 * FLOWS)]
+    flows = [one.id for one in ledger.workflows.list(limit=2 * FLOWS)]
     if not flows:
         # Retention, which is one of the verbs below, has removed all of them.
-        ledger.begin_workflow(flow())
+        ledger.workflows.begin(flow())
         return
     number = chance.choice(flows)
-    found = ledger.workflow(number)
+    found = ledger.workflows.get(number)
     nodes = [] if found is None else [node.job_id for node in found.nodes if node.job_id is not None]
     verbs: list[Callable[[], Any]] = [
-        lambda: ledger.cancel([chance.choice([number, *nodes])], "me"),
-        lambda: ledger.cancel([*chance.sample(nodes, len(nodes) // 2), number], "me"),
-        lambda: ledger.retry(chance.sample([number, *nodes], 1), "me"),
-        lambda: ledger.retry_workflow(number, "me"),
-        lambda: ledger.purge("default", "me"),
-        lambda: ledger.expire_due(100),
-        lambda: ledger.promote_due(100),
-        lambda: ledger.repair_workflows(100),
-        lambda: ledger.prune(0.2),
-        lambda: ledger.begin_workflow(flow()),
+        lambda: ledger.jobs.cancel([chance.choice([number, *nodes])], "me"),
+        lambda: ledger.jobs.cancel([*chance.sample(nodes, len(nodes) // 2), number], "me"),
+        lambda: ledger.jobs.retry(chance.sample([number, *nodes], 1), "me"),
+        lambda: ledger.workflows.retry(number, "me"),
+        lambda: ledger.queues.purge("default", "me"),
+        lambda: ledger.maintenance.expire_due(100),
+        lambda: ledger.maintenance.promote_due(100),
+        lambda: ledger.maintenance.repair_workflows(100),
+        lambda: ledger.maintenance.prune(0.2),
+        lambda: ledger.workflows.begin(flow()),
     ]
     [verb] = chance.choices(verbs, [4, 2, 4, 4, 1, 4, 2, 2, 1, 4])
     try:
@@ -511,7 +514,9 @@ def meddle(ledger: PostgresLedger, chance: random.Random) -> None:
 def broker(ledger: PostgresLedger, worker_ids: list[str], chance: random.Random) -> None:
     """Do what a broker does: beats, new jobs, and the turns of several workers are one commit."""
     wish = ClaimRequest((QUEUE,), (TASK,), 2, start=2)
-    found = ledger.exchange(Exchange(turns=tuple(Turn(one, claim_request=wish) for one in worker_ids))).turns or ()
+    found = (
+        ledger.workers.exchange(Exchange(turns=tuple(Turn(one, claim_request=wish) for one in worker_ids))).turns or ()
+    )
     turns = []
     for worker_id, answer in zip(worker_ids, found, strict=True):
         bad = [job for job in answer.claimed if chance.random() < 0.3]
@@ -519,7 +524,7 @@ def broker(ledger: PostgresLedger, worker_ids: list[str], chance: random.Random)
         turns.append(Turn(worker_id, done=good, endings=tuple(crash(job) for job in bad)))
     chance.shuffle(turns)
     lined = new_job(more=JobExtras(concurrency_key=f"line {chance.randrange(2)}", concurrency_limit=2))
-    ledger.exchange(
+    ledger.workers.exchange(
         Exchange(jobs=(lined,), turns=tuple(turns), heartbeats=tuple(RemoteHeartbeat(one) for one in worker_ids))
     )
 
@@ -536,13 +541,13 @@ def test_nobody_deadlocks(open_ledger: Callable[[], PostgresLedger], swept_pg_ur
     before = deadlocks(swept_pg_url)
     ledgers = [open_ledger() for _ in range(WORKERS + 3)]
     for n in range(WORKERS):
-        ledgers[n].register(birth(f"w{n}"))
+        ledgers[n].workers.register(birth(f"w{n}"))
         for m in range(3):
-            ledgers[n].register(
+            ledgers[n].workers.register(
                 birth(f"f{n}{m}", transport=Transport.MDP, suspect_after_s=60.0, running_stale_after_s=60.0)
             )
     for _ in range(FLOWS):
-        ledgers[0].begin_workflow(flow())
+        ledgers[0].workflows.begin(flow())
     until = time.monotonic() + SPAN_S
     failed: list[BaseException] = []
 
@@ -576,9 +581,9 @@ def test_nobody_deadlocks(open_ledger: Callable[[], PostgresLedger], swept_pg_ur
 
 
 def _comes_to_its_end(ledger: PostgresLedger) -> bool:
-    ledger.expire_due(1000)
-    ledger.promote_due(1000)
+    ledger.maintenance.expire_due(1000)
+    ledger.maintenance.promote_due(1000)
     held: list[Claimed] = claim_jobs(ledger, "w0", limit=100, start=100)
-    ledger.turn(Turn("w0", done=tuple(done(job) for job in held)))
-    assert ledger.repair_workflows(100) == []
-    return all(one.state in OVER for one in ledger.workflows(limit=10_000))
+    ledger.workers.turn(Turn("w0", done=tuple(done(job) for job in held)))
+    assert ledger.maintenance.repair_workflows(100) == []
+    return all(one.state in OVER for one in ledger.workflows.list(limit=10_000))

@@ -33,7 +33,7 @@ def numbers_of(ledger: PostgresLedger) -> tuple[int, int]:
 
 def test_two_standbys_that_take_over_from_the_same_state_give_out_different_numbers(pg_url: str) -> None:
     with opened(pg_url) as ledger, psycopg.connect(pg_url, autocommit=True) as by_hand:
-        ledger.register(birth("w1"))
+        ledger.workers.register(birth("w1"))
         lost = numbers_of(ledger)
 
         def promote(replayed: tuple[int, int]) -> tuple[int, int]:

@@ -47,7 +47,7 @@ Session = psycopg.Connection[Any]
 @pytest.fixture
 def ledger(swept_pg_url: str) -> Iterator[PostgresLedger]:
     ledger = PostgresLedger(Settings(url=swept_pg_url))
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     yield ledger
     ledger.close()
 
@@ -76,7 +76,7 @@ class LockWaits:
 
     def __init__(self, ledger: PostgresLedger) -> None:
         self.count = 0
-        for managed in (ledger.turn_connection, ledger.service_connection, ledger.client_connection):
+        for managed in (ledger.db.turn_connection, ledger.db.service_connection, ledger.db.client_connection):
             connection = managed.open().connection
             connection.execute(b"set deadlock_timeout = '1ms'; set log_lock_waits = on; set client_min_messages = log")
             connection.add_notice_handler(self._heard)
@@ -111,14 +111,14 @@ def test_an_end_is_written_while_another_session_holds_its_concurrency_key(
     waits = LockWaits(ledger)
     third = put(ledger, more=ties)
     assert waits.count == 0
-    promoted = beside(lambda: ledger.promote_due(10))
+    promoted = beside(lambda: ledger.maintenance.promote_due(10))
     assert 0.0 < promoted.next_due_in_s <= 1.0, "somebody comes back for it soon"
     user.rollback()
-    assert ledger.promote_due(10).queues == {QUEUE}
+    assert ledger.maintenance.promote_due(10).queues == {QUEUE}
     assert [job.job_id for job in claim_jobs(ledger)] == [second], "and never more than may be"
-    assert ledger.promote_due(10).next_due_in_s is None
+    assert ledger.maintenance.promote_due(10).next_due_in_s is None
     assert state_of(ledger, third) is JobState.PENDING
-    assert not [event for event in ledger.events() if event.kind == "line_repaired"]
+    assert not [event for event in ledger.events.list() if event.kind == "line_repaired"]
 
 
 def test_the_limit_that_was_said_while_a_key_was_held_counts_afterwards(ledger: PostgresLedger, user: Session) -> None:
@@ -126,9 +126,9 @@ def test_the_limit_that_was_said_while_a_key_was_held_counts_afterwards(ledger: 
     user.execute("select 1 from unstuck.concurrency_keys where key = 'a' for update")
     put(ledger, more=JobExtras(concurrency_key="a", concurrency_limit=2))
     user.rollback()
-    ledger.promote_due(10)
+    ledger.maintenance.promote_due(10)
     assert len(claim_jobs(ledger)) == 2
-    assert ledger.concurrency_keys("a")[0].places == 2
+    assert ledger.queues.concurrency_keys("a")[0].places == 2
 
 
 def test_many_who_wait_for_a_held_key_hide_no_other_key(
@@ -146,8 +146,8 @@ def test_many_who_wait_for_a_held_key_hide_no_other_key(
     put(ledger, unique_key="k", more=ties)
     waits = put(ledger, more=ties)
     with psycopg.connect(swept_pg_url) as shop:
-        ledger.enqueue_on(shop, [keyed(on_duplicate="replace")])
-    assert ledger.promote_due(10).queues == {QUEUE}
+        ledger.jobs.enqueue_on(shop, [keyed(on_duplicate="replace")])
+    assert ledger.maintenance.promote_due(10).queues == {QUEUE}
     assert waits in {job.job_id for job in claim_jobs(ledger)}
 
 
@@ -156,7 +156,7 @@ def test_a_key_that_another_session_has_just_made_is_not_waited_for(ledger: Post
     job_id = beside(lambda: put(ledger, more=JobExtras(concurrency_key="new", concurrency_limit=1)))
     assert claim_jobs(ledger) == []
     user.rollback()
-    ledger.promote_due(10)
+    ledger.maintenance.promote_due(10)
     assert [job.job_id for job in claim_jobs(ledger)] == [job_id]
 
 
@@ -165,14 +165,14 @@ def test_a_replacement_in_an_open_transaction_holds_up_nobody(ledger: PostgresLe
     put(ledger, more=ties)
     [held] = claim_jobs(ledger, start=1)
     waits = put(ledger, unique_key="k", more=ties)
-    newest = ledger.enqueue_on(user, [keyed(concurrency_key="a", concurrency_limit=1, on_duplicate="replace")])[
+    newest = ledger.jobs.enqueue_on(user, [keyed(concurrency_key="a", concurrency_limit=1, on_duplicate="replace")])[
         0
     ].job_id
     lock_waits = LockWaits(ledger)
     turn(ledger, done=[done(held)])
     assert lock_waits.count == 0, "it does not even wait for a moment"
     user.commit()
-    wait_for(lambda: ledger.promote_due(10).queues == {QUEUE}, "the replacement is admitted")
+    wait_for(lambda: ledger.maintenance.promote_due(10).queues == {QUEUE}, "the replacement is admitted")
     assert [job.job_id for job in claim_jobs(ledger)] == [newest]
     assert state_of(ledger, waits) is JobState.CANCELLED
 
@@ -183,12 +183,12 @@ def test_a_replacement_that_is_rolled_back_leaves_nobody_behind(ledger: Postgres
     put(ledger, more=ties)
     [held] = claim_jobs(ledger, start=1)
     waits = put(ledger, unique_key="k", more=ties)
-    ledger.enqueue_on(user, [keyed(concurrency_key="a", concurrency_limit=1, on_duplicate="replace")])
+    ledger.jobs.enqueue_on(user, [keyed(concurrency_key="a", concurrency_limit=1, on_duplicate="replace")])
     turn(ledger, done=[done(held)])
     user.rollback()
-    ledger.promote_due(10)
+    ledger.maintenance.promote_due(10)
     assert [job.job_id for job in claim_jobs(ledger)] == [waits]
-    assert not [event for event in ledger.events() if event.kind == "line_repaired"]
+    assert not [event for event in ledger.events.list() if event.kind == "line_repaired"]
 
 
 def test_many_keys_that_one_session_holds_cost_one_wait(ledger: PostgresLedger, user: Session) -> None:
@@ -201,9 +201,9 @@ def test_many_keys_that_one_session_holds_cost_one_wait(ledger: PostgresLedger, 
     waits = LockWaits(ledger)
     beside(lambda: turn(ledger, done=[done(job) for job in held]))
     assert waits.count == 1
-    beside(lambda: ledger.check_keys("", 500))
+    beside(lambda: ledger.maintenance.check_keys("", 500))
     user.rollback()
-    ledger.promote_due(10)
+    ledger.maintenance.promote_due(10)
     assert len(claim_jobs(ledger)) == 20
 
 
@@ -215,22 +215,22 @@ def test_an_outcome_whose_row_is_held_is_told_by_name(ledger: PostgresLedger, us
     lock_job(user, first.job_id)
     assert isinstance(beside(lambda: turn(ledger, done=[done(first), done(second)])), LedgerBusy)
     pid = user.info.backend_pid
-    blocked = beside(lambda: ledger.blocked_outcomes([first.job_id, second.job_id]))
+    blocked = beside(lambda: ledger.workers.blocked_outcomes([first.job_id, second.job_id]))
     assert list(blocked) == [first.job_id]
     assert f"blocked by session {pid} (shop, idle in transaction" in blocked[first.job_id]
     beside(lambda: turn(ledger, done=[done(second)]))
     user.rollback()
-    assert ledger.blocked_outcomes([first.job_id]) == {}
+    assert ledger.workers.blocked_outcomes([first.job_id]) == {}
     turn(ledger, done=[done(first)])
     assert [state_of(ledger, job.job_id) for job in (first, second)] == [JobState.SUCCEEDED] * 2
 
 
 def test_a_worker_whose_row_is_held_is_found_without_waiting(ledger: PostgresLedger, user: Session) -> None:
-    ledger.register(birth("w2"))
+    ledger.workers.register(birth("w2"))
     user.execute("select 1 from unstuck.workers where id = 'w1' for update")
-    assert beside(lambda: ledger.blocked_workers(["w1", "w2", "never was"])) == {"w1"}
+    assert beside(lambda: ledger.workers.blocked(["w1", "w2", "never was"])) == {"w1"}
     user.rollback()
-    assert ledger.blocked_workers(["w1", "w2"]) == set()
+    assert ledger.workers.blocked(["w1", "w2"]) == set()
 
 
 @pytest.mark.parametrize("savepoint", [False, True])
@@ -241,7 +241,7 @@ def test_a_node_whose_workflow_is_held_is_told_by_name(ledger: PostgresLedger, u
         user.execute("savepoint one")
     user.execute("select 1 from unstuck.workflows where id = %s for update", (number,))
     assert isinstance(beside(lambda: turn(ledger, done=[done(held)])), LedgerBusy)
-    [who] = beside(lambda: ledger.blocked_outcomes([held.job_id])).values()
+    [who] = beside(lambda: ledger.workers.blocked_outcomes([held.job_id])).values()
     assert f"session {user.info.backend_pid}" in who
     user.rollback()
     turn(ledger, done=[done(held)])
@@ -252,22 +252,22 @@ def test_who_holds_the_whole_table_is_not_waited_for(ledger: PostgresLedger, use
     held = running(ledger)
     user.execute("lock table unstuck.jobs in share mode")
     assert isinstance(beside(lambda: turn(ledger, done=[done(held)])), LedgerBusy)
-    assert isinstance(beside(lambda: ledger.enqueue([new_job()], patience_s=0.0)), LedgerBusy)
-    beside(lambda: ledger.promote_due(10))
+    assert isinstance(beside(lambda: ledger.jobs.enqueue([new_job()], patience_s=0.0)), LedgerBusy)
+    beside(lambda: ledger.maintenance.promote_due(10))
     user.rollback()
     turn(ledger, done=[done(held)])
     assert state_of(ledger, held.job_id) is JobState.SUCCEEDED
 
 
 def test_a_claim_passes_over_a_queue_whose_row_is_held(ledger: PostgresLedger, user: Session) -> None:
-    ledger.limit_queue(QUEUE, QueueLimit(concurrency=1), "me")
+    ledger.queues.limit(QUEUE, QueueLimit(concurrency=1), "me")
     narrow, plain = put(ledger), put(ledger, queue="plain")
     user.execute("select 1 from unstuck.queues for update")
     wish = ClaimRequest((QUEUE, "plain"), (TASK,), 10)
-    answer = beside(lambda: ledger.turn(Turn("w1", claim_request=wish)))
+    answer = beside(lambda: ledger.workers.turn(Turn("w1", claim_request=wish)))
     assert [job.job_id for job in answer.claimed] == [plain]
     user.rollback()
-    assert [job.job_id for job in ledger.turn(Turn("w1", claim_request=wish)).claimed] == [narrow]
+    assert [job.job_id for job in ledger.workers.turn(Turn("w1", claim_request=wish)).claimed] == [narrow]
 
 
 # Unique keys -------------------------------------------------------------------------------------
@@ -280,29 +280,29 @@ def firing(name: str, unique_key: str | None = None) -> Firing:
 def test_a_schedule_whose_unique_key_is_held_does_not_fire_yet(ledger: PostgresLedger, user: Session) -> None:
     for name in ("keyed", "plain"):
         timing = Timing(every_s=60.0)
-        ledger.know_schedules([ScheduleDefinition(name, TASK, QUEUE, timing, b"")], "operator")
-    ledger.enqueue_on(user, [keyed()])
-    error = beside(lambda: ledger.fire_schedule(firing("keyed", "k")))
+        ledger.schedules.know([ScheduleDefinition(name, TASK, QUEUE, timing, b"")], "operator")
+    ledger.jobs.enqueue_on(user, [keyed()])
+    error = beside(lambda: ledger.schedules.fire(firing("keyed", "k")))
     assert f"blocked by session {user.info.backend_pid}" in str(error)
-    assert ledger.fire_schedule(firing("plain")) is not None
+    assert ledger.schedules.fire(firing("plain")) is not None
     user.rollback()
-    fired = ledger.fire_schedule(firing("keyed", "k"))
+    fired = ledger.schedules.fire(firing("keyed", "k"))
     assert fired is not None
     assert len(fired) == 1
-    assert ledger.fire_schedule(firing("keyed", "k")) is None, "once"
+    assert ledger.schedules.fire(firing("keyed", "k")) is None, "once"
 
 
 def test_an_enqueue_waits_for_a_key_and_names_who_holds_it(
     ledger: PostgresLedger, user: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [theirs] = ledger.enqueue_on(user, [keyed()])
-    error = beside(lambda: ledger.enqueue([keyed()], patience_s=0.3))
+    [theirs] = ledger.jobs.enqueue_on(user, [keyed()])
+    error = beside(lambda: ledger.jobs.enqueue([keyed()], patience_s=0.3))
     assert isinstance(error, LedgerBusy)
     assert f"blocked by session {user.info.backend_pid} (shop, idle in transaction" in str(error)
     # Others of the same process are not held up by it.
-    assert beside(lambda: ledger.enqueue([new_job()]))[0].fresh
+    assert beside(lambda: ledger.jobs.enqueue([new_job()]))[0].fresh
     user.commit()
-    [ours] = ledger.enqueue([keyed()])
+    [ours] = ledger.jobs.enqueue([keyed()])
     assert (ours.job_id, ours.fresh) == (theirs.job_id, False)
 
 
@@ -310,18 +310,18 @@ def test_one_blocked_enqueue_of_a_batch_fails_alone(
     ledger: PostgresLedger, user: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("unstuck.client.batcher.PATIENCE_S", 0.1)
-    ledger.enqueue_on(user, [keyed()])
-    coalescer = EnqueueBatcher(lambda jobs: ledger.enqueue(jobs, patience_s=0.0))
+    ledger.jobs.enqueue_on(user, [keyed()])
+    coalescer = EnqueueBatcher(lambda jobs: ledger.jobs.enqueue(jobs, patience_s=0.0))
     assert isinstance(beside(lambda: coalescer.enqueue([keyed()])), LedgerBusy)
     assert beside(lambda: coalescer.enqueue([new_job()]))[0].fresh
 
 
 def test_an_attempt_whose_follow_up_has_a_held_key_does_not_end_yet(ledger: PostgresLedger, user: Session) -> None:
     held = running(ledger)
-    ledger.enqueue_on(user, [keyed()])
+    ledger.jobs.enqueue_on(user, [keyed()])
     follow = [FollowUp(held.job_id, held.token, keyed())]
     assert isinstance(beside(lambda: turn(ledger, done=[done(held)], follow=follow)), LedgerBusy)
-    assert ledger.blocked_outcomes([held.job_id]) == {}
+    assert ledger.workers.blocked_outcomes([held.job_id]) == {}
     user.rollback()
     turn(ledger, done=[done(held)], follow=follow)
     assert state_of(ledger, held.job_id) is JobState.SUCCEEDED
@@ -329,10 +329,10 @@ def test_an_attempt_whose_follow_up_has_a_held_key_does_not_end_yet(ledger: Post
 
 def test_many_outcomes_that_are_blocked_hide_none_that_is_not(ledger: PostgresLedger, user: Session) -> None:
     """Every fourth of many outcomes waits for a key of its follow-up: the others are written in a few tries."""
-    ledger.enqueue([new_job() for _ in range(32)])
+    ledger.jobs.enqueue([new_job() for _ in range(32)])
     jobs = claim_jobs(ledger, start=100)
     blocked = {job.job_id for job in jobs[::4]}
-    ledger.enqueue_on(user, [new_job(unique_key=f"k{job_id}") for job_id in sorted(blocked)])
+    ledger.jobs.enqueue_on(user, [new_job(unique_key=f"k{job_id}") for job_id in sorted(blocked)])
     follow = tuple(FollowUp(job.job_id, job.token, new_job(unique_key=f"k{job.job_id}")) for job in jobs)
     mailbox = Mailbox()
     wheel = LedgerThread(ledger, "w1", mailbox)
@@ -354,7 +354,7 @@ def test_a_turn_is_written_but_for_what_is_blocked(ledger: PostgresLedger, user:
     by_row, by_key, plain = (running(ledger) for _ in range(3))
     fresh = put(ledger)
     lock_job(user, by_row.job_id)
-    ledger.enqueue_on(user, [keyed()])
+    ledger.jobs.enqueue_on(user, [keyed()])
     mailbox = Mailbox()
     wheel = LedgerThread(ledger, "w1", mailbox)
     wheel.start()
@@ -386,15 +386,15 @@ def test_a_turn_is_written_but_for_what_is_blocked(ledger: PostgresLedger, user:
 # Everything else -----------------------------------------------------------------------------------
 
 SWEEPS: dict[str, Callable[[PostgresLedger], object]] = {
-    "promote": lambda ledger: ledger.promote_due(10),
-    "expire": lambda ledger: ledger.expire_due(10),
-    "tend": lambda ledger: ledger.check_keys("", 10),
-    "repair": lambda ledger: ledger.repair_workflows(10),
-    "sweep kept": lambda ledger: ledger.sweep_kept(10),
-    "sweep old": lambda ledger: ledger.sweep_old(0, 0, 1e9, 10),
-    "prune": lambda ledger: ledger.prune(0),
-    "overdue": lambda ledger: ledger.overdue(10),
-    "note": lambda ledger: ledger.note_progress("w1", []),
+    "promote": lambda ledger: ledger.maintenance.promote_due(10),
+    "expire": lambda ledger: ledger.maintenance.expire_due(10),
+    "tend": lambda ledger: ledger.maintenance.check_keys("", 10),
+    "repair": lambda ledger: ledger.maintenance.repair_workflows(10),
+    "sweep kept": lambda ledger: ledger.maintenance.sweep_kept(10),
+    "sweep old": lambda ledger: ledger.maintenance.sweep_old(0, 0, 1e9, 10),
+    "prune": lambda ledger: ledger.maintenance.prune(0),
+    "overdue": lambda ledger: ledger.recovery.overdue(10),
+    "note": lambda ledger: ledger.workers.note_progress("w1", []),
 }
 
 
@@ -419,10 +419,10 @@ def test_a_sweep_waits_for_no_row_that_another_session_holds(ledger: PostgresLed
 
 
 OPERATORS: dict[str, Callable[[PostgresLedger, int], object]] = {
-    "cancel": lambda ledger, job_id: ledger.cancel([job_id], "me"),
-    "retry": lambda ledger, job_id: ledger.retry([job_id], "me"),
-    "signal": lambda ledger, job_id: ledger.signal(job_id, "go", b"null", "me"),
-    "limit": lambda ledger, _: ledger.limit_key("a", 3, "me"),
+    "cancel": lambda ledger, job_id: ledger.jobs.cancel([job_id], "me"),
+    "retry": lambda ledger, job_id: ledger.jobs.retry([job_id], "me"),
+    "signal": lambda ledger, job_id: ledger.jobs.signal(job_id, "go", b"null", "me"),
+    "limit": lambda ledger, _: ledger.queues.limit_key("a", 3, "me"),
 }
 
 
@@ -445,18 +445,18 @@ def test_an_operator_is_told_who_holds_a_row(
 def test_the_reaper_settles_what_is_free(ledger: PostgresLedger, user: Session) -> None:
     jobs = [running(ledger) for _ in range(2)]
     lock_job(user, jobs[0].job_id)
-    settled = beside(lambda: ledger.settle("w1", [crash(job) for job in jobs], [], GuardNone()))
+    settled = beside(lambda: ledger.recovery.settle("w1", [crash(job) for job in jobs], [], GuardNone()))
     assert settled == {(jobs[1].job_id, jobs[1].token)}
     user.rollback()
-    assert ledger.settle("w1", [crash(jobs[0])], [], GuardNone()) == {(jobs[0].job_id, jobs[0].token)}
+    assert ledger.recovery.settle("w1", [crash(jobs[0])], [], GuardNone()) == {(jobs[0].job_id, jobs[0].token)}
 
 
 def test_an_exchange_does_not_wait_for_a_row(ledger: PostgresLedger, user: Session) -> None:
     jobs = [running(ledger) for _ in range(2)]
     lock_job(user, jobs[0].job_id)
     exchange = Exchange(jobs=(new_job(),), turns=(Turn("w1", done=tuple(done(job) for job in jobs)),))
-    assert isinstance(beside(lambda: ledger.exchange(exchange)), LedgerBusy)
+    assert isinstance(beside(lambda: ledger.workers.exchange(exchange)), LedgerBusy)
     back = Exchange(turns=(Turn("w1", release=(Release(jobs[0].job_id, jobs[0].token),)),))
-    assert isinstance(beside(lambda: ledger.exchange(back)), LedgerBusy)
+    assert isinstance(beside(lambda: ledger.workers.exchange(back)), LedgerBusy)
     user.rollback()
-    assert ledger.exchange(exchange).turns is not None
+    assert ledger.workers.exchange(exchange).turns is not None

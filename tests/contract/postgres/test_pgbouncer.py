@@ -38,7 +38,7 @@ def pooled(pooled_url: str) -> Iterator[PostgresLedger]:
 
 def test_a_worker_lives_its_whole_life_behind_a_pooler(pooled: PostgresLedger) -> None:
     assert pooled.describe()["pooler"] is True
-    pooled.register(birth("w1"))
+    pooled.workers.register(birth("w1"))
     for _ in range(10):
         # More often than there are sessions in the pool: each of them plans for itself.
         put(pooled)
@@ -46,24 +46,24 @@ def test_a_worker_lives_its_whole_life_behind_a_pooler(pooled: PostgresLedger) -
         start(pooled, jobs)
         assert turn(pooled, done=map(done, jobs)).superseded == frozenset()
         assert state_of(pooled, jobs[0].job_id) is JobState.SUCCEEDED
-        assert pooled.beat(Heartbeat("w1", 0, 0)).state is WorkerState.ACTIVE
+        assert pooled.workers.beat(Heartbeat("w1", 0, 0)).state is WorkerState.ACTIVE
         # A transaction of several statements in one round trip stays in one session too.
-        ended = pooled.exchange(
+        ended = pooled.workers.exchange(
             Exchange(jobs=(new_job(),), turns=(Turn("w1", claim_request=ClaimRequest((QUEUE,), (TASK,), 1, start=1)),))
         )
         assert ended.turns is not None
         assert turn(pooled, done=map(done, ended.turns[0].claimed)).superseded == frozenset()
         assert state_of(pooled, ended.enqueued[0].job_id) is JobState.SUCCEEDED
-    assert [worker.session for worker in pooled.watch()] == [Session.UNKNOWN]
-    assert pooled.take_ticket("sweep", 60)
-    pooled.enqueue([])
-    pooled.retire("w1")
+    assert [worker.session for worker in pooled.recovery.watch()] == [Session.UNKNOWN]
+    assert pooled.maintenance.take_ticket("sweep", 60)
+    pooled.jobs.enqueue([])
+    pooled.workers.stop("w1")
 
 
 def test_a_standby_that_takes_over_behind_a_pooler_gives_out_no_number_of_the_lost_primary(
     pooled: PostgresLedger, pg_url: str
 ) -> None:
-    pooled.register(birth("w1"))
+    pooled.workers.register(birth("w1"))
     old_job = put(pooled)
     [old_claim] = claim_jobs(pooled)
     with psycopg.connect(pg_url, autocommit=True) as promoted:
@@ -76,29 +76,29 @@ def test_a_standby_that_takes_over_behind_a_pooler_gives_out_no_number_of_the_lo
         assert new_claim.token > old_claim.token + SKIPPED_AT_LEAST
         promoted.execute("update unstuck.ledger set numbered_on = 'before'")
         wanted = Turn("w1", claim_request=ClaimRequest((QUEUE,), (TASK,), 1, start=1))
-        exchanged = pooled.exchange(Exchange(jobs=(new_job(),), turns=(wanted,)))
+        exchanged = pooled.workers.exchange(Exchange(jobs=(new_job(),), turns=(wanted,)))
         assert exchanged.turns is not None
         assert exchanged.turns[0].claimed[0].token > new_claim.token + SKIPPED_AT_LEAST
 
 
 def test_behind_a_pooler_a_lock_holds_a_worker_up_for_a_moment_only(pooled: PostgresLedger, pg_url: str) -> None:
-    pooled.register(birth("w1"))
+    pooled.workers.register(birth("w1"))
     put(pooled)
     with psycopg.connect(pg_url) as stranger:
         stranger.execute("lock table unstuck.jobs in access exclusive mode")
-        for call in (lambda: pooled.promote_due(10), lambda: claim_jobs(pooled)):
+        for call in (lambda: pooled.maintenance.promote_due(10), lambda: claim_jobs(pooled)):
             # The lock is held until both have returned.
             with pytest.raises(LedgerBusy):
                 call()
-        assert pooled.beat(Heartbeat("w1", 0, 0)).state is WorkerState.ACTIVE
+        assert pooled.workers.beat(Heartbeat("w1", 0, 0)).state is WorkerState.ACTIVE
     assert len(claim_jobs(pooled)) == 1
     # Others who get the same session of the server do not get our limits with it.
-    assert pooled.read_connection.ask(b"select current_setting('lock_timeout')") == [("0",)]
+    assert pooled.db.read_connection.ask(b"select current_setting('lock_timeout')") == [("0",)]
 
 
 def test_without_a_direct_address_the_bell_only_waits(pooled: PostgresLedger) -> None:
-    pooled.register(birth("w1"))
-    bell = pooled.listen("w1")
+    pooled.workers.register(birth("w1"))
+    bell = pooled.workers.listen("w1")
     pooled.notify(["queue:default"])
     assert bell.wait(0.1) == frozenset()
     threading.Timer(0.05, bell.interrupt).start()
@@ -108,8 +108,8 @@ def test_without_a_direct_address_the_bell_only_waits(pooled: PostgresLedger) ->
 
 def test_with_a_direct_address_the_bell_is_heard(pooled: PostgresLedger, pooled_url: str, pg_url: str) -> None:
     worker = PostgresLedger(Settings(url=pooled_url, listen_url=pg_url))
-    worker.register(birth("w1"))
-    bell = worker.listen("w1")
+    worker.workers.register(birth("w1"))
+    bell = worker.workers.listen("w1")
     pooled.notify(["queue:default"])
     assert bell.wait(10) == frozenset({"queue:default"})
     bell.close()

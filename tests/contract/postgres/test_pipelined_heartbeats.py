@@ -30,14 +30,14 @@ BIG = {"words": "x" * 1_000_000}
 @pytest.fixture
 def workers(pg_ledger: PostgresLedger) -> PostgresLedger:
     for number in range(1, 5):
-        pg_ledger.register(foreign(f"f{number}", f"node-{number}"))
+        pg_ledger.workers.register(foreign(f"f{number}", f"node-{number}"))
     # It opens the connection: a flight never does.
-    pg_ledger.record_heartbeats([RemoteHeartbeat("f1")])
+    pg_ledger.workers.record_heartbeats([RemoteHeartbeat("f1")])
     return pg_ledger
 
 
 def launched(ledger: PostgresLedger, *pulses: RemoteHeartbeat) -> PipelinedHeartbeats:
-    flight = ledger.beat_async(pulses)
+    flight = ledger.workers.beat_async(pulses)
     assert flight is not None
     return flight
 
@@ -75,24 +75,24 @@ def test_what_flies_is_answered_as_what_walks(workers: PostgresLedger) -> None:
     job_id = put(workers)
     other_id = put(workers)
     run(workers, "f1")
-    workers.cancel([job_id, other_id], "me")
-    workers.request("f2", "drain", "me")
-    workers.declare_dead("f3", verdict(), GuardNone())
+    workers.jobs.cancel([job_id, other_id], "me")
+    workers.workers.request("f2", "drain", "me")
+    workers.recovery.declare_dead("f3", verdict(), GuardNone())
     pulses = [RemoteHeartbeat(one, metadata={"n": "ä"}) for one in ("f1", "f2", "f3", "f4", "nobody")]
     flown = landed(launched(workers, *pulses))
-    assert flown == workers.record_heartbeats(pulses)
+    assert flown == workers.workers.record_heartbeats(pulses)
     assert {job for job, _ in flown[0].cancel} == {job_id, other_id}
     assert (flown[1].request, flown[2].state, flown[3].state) == ("drain", WorkerState.DEAD, WorkerState.ACTIVE)
 
 
 def test_there_is_no_flight_without_a_connection_that_is_free(pg_ledger: PostgresLedger) -> None:
-    pg_ledger.register(foreign())
-    assert pg_ledger.beat_async([RemoteHeartbeat("f1")]) is None
-    pg_ledger.record_heartbeats([RemoteHeartbeat("f1")])
+    pg_ledger.workers.register(foreign())
+    assert pg_ledger.workers.beat_async([RemoteHeartbeat("f1")]) is None
+    pg_ledger.workers.record_heartbeats([RemoteHeartbeat("f1")])
     flight = launched(pg_ledger, RemoteHeartbeat("f1"))
-    assert pg_ledger.beat_async([RemoteHeartbeat("f1")]) is None
+    assert pg_ledger.workers.beat_async([RemoteHeartbeat("f1")]) is None
     # Who does not fly meanwhile has another connection, and that one stays.
-    assert pg_ledger.record_heartbeats([RemoteHeartbeat("f1")])[0].state is WorkerState.ACTIVE
+    assert pg_ledger.workers.record_heartbeats([RemoteHeartbeat("f1")])[0].state is WorkerState.ACTIVE
     assert landed(flight)[0].state is WorkerState.ACTIVE
     assert landed(launched(pg_ledger, RemoteHeartbeat("f1")))[0].state is WorkerState.ACTIVE
     flight = launched(pg_ledger, RemoteHeartbeat("f1"))
@@ -157,7 +157,7 @@ def cut(url: str, pid: int) -> None:
 def test_a_road_that_falls_silent_in_flight_is_given_up_in_time(pg_url: str, workers: PostgresLedger) -> None:
     with Proxy(pg_url) as road:
         far = PostgresLedger(Settings(url=road.url, recovery=Recovery(heartbeat_interval="0.5s"), connect_timeout="2s"))
-        far.record_heartbeats([RemoteHeartbeat("f1")])
+        far.workers.record_heartbeats([RemoteHeartbeat("f1")])
         road.cut()
         answers = beaten(far, RemoteHeartbeat("f1"))
         assert [type(answer) for answer in answers] == [LedgerUnavailable]
@@ -182,7 +182,7 @@ def test_a_server_that_is_gone_is_said_to_everybody(workers: PostgresLedger, mon
 
     flight = launched(workers, RemoteHeartbeat("f1"))
     flight.drop()
-    monkeypatch.setattr(workers, "record_heartbeats", gone)
+    monkeypatch.setattr(workers.workers, "record_heartbeats", gone)
     answers = beaten(workers, RemoteHeartbeat("f1"), RemoteHeartbeat("f2"))
     assert [type(answer) for answer in answers] == [LedgerUnavailable, LedgerUnavailable]
 
@@ -209,7 +209,7 @@ def test_who_closes_with_beats_in_the_air_does_not_wait_for_them(workers: Postgr
 
 def test_a_connection_comes_back_as_the_driver_wants_it(workers: PostgresLedger) -> None:
     assert landed(launched(workers, RemoteHeartbeat("f1")))[0].state is WorkerState.ACTIVE
-    assert workers.heartbeat_connection.open().connection.pgconn.nonblocking == 1
+    assert workers.db.heartbeat_connection.open().connection.pgconn.nonblocking == 1
 
 
 def test_a_beat_that_is_refused_costs_nobody_the_connection(workers: PostgresLedger, pg_url: str) -> None:

@@ -48,8 +48,8 @@ def worst(pg_ledger: PostgresLedger, pg_url: str) -> PostgresLedger:
         )
         connection.execute("vacuum analyze")
         connection.execute("alter table unstuck.jobs set (autovacuum_enabled = off)")
-    pg_ledger.register(birth("w1"))
-    pg_ledger.enqueue([new_job() for _ in range(PENDING)])
+    pg_ledger.workers.register(birth("w1"))
+    pg_ledger.jobs.enqueue([new_job() for _ in range(PENDING)])
     return pg_ledger
 
 
@@ -58,8 +58,8 @@ def unknown(pg_ledger: PostgresLedger, pg_url: str) -> PostgresLedger:
     """Nobody has gathered statistics yet."""
     with psycopg.connect(pg_url, autocommit=True) as connection:
         connection.execute("alter table unstuck.jobs set (autovacuum_enabled = off)")
-    pg_ledger.register(birth("w1"))
-    pg_ledger.enqueue([new_job(timeout_s=60.0) for _ in range(PENDING)])
+    pg_ledger.workers.register(birth("w1"))
+    pg_ledger.jobs.enqueue([new_job(timeout_s=60.0) for _ in range(PENDING)])
     return pg_ledger
 
 
@@ -74,11 +74,11 @@ def reads(
     ledger: PostgresLedger, name: str, values: dict[str, Any], repeat: int = 1, table: str = "jobs"
 ) -> tuple[int, int]:
     """Run a verb, and give the rows of the table that its last run read by scanning and by index."""
-    connection = ledger.turn_connection.open().connection
+    connection = ledger.db.turn_connection.open().connection
     for _ in range(repeat):
         with connection.transaction():
             scanned, fetched = _counters(connection, table)
-            connection.execute(ledger.sql[name], values, binary=True)
+            connection.execute(ledger.db.sql[name], values, binary=True)
             scanned_after, fetched_after = _counters(connection, table)
     return scanned_after - scanned, fetched_after - fetched
 
@@ -107,7 +107,7 @@ def test_a_claim_reads_the_journals_of_what_it_takes_and_no_others(worst: Postgr
     with psycopg.connect(pg_url, autocommit=True) as connection:
         connection.execute("analyze unstuck.journal")
         for queue, entries in (("default", 0), ("other", 2)):
-            worst.enqueue([new_job(queue=queue, priority=1) for _ in range(8 * BATCH)])
+            worst.jobs.enqueue([new_job(queue=queue, priority=1) for _ in range(8 * BATCH)])
             connection.execute(
                 "with j as (update unstuck.jobs set journal = %s where queue = %s and rank < 0 returning id)"
                 " insert into unstuck.journal (job_id, seq, kind, name, value, at, token)"
@@ -177,16 +177,16 @@ def test_dead_entries_that_an_old_snapshot_keeps_are_not_read_with_every_claim(
         dead = PENDING - LEFT
         assert entries_read(worst, turn_values(Turn("w1", claim_request=wish), around)) <= 2 * (MARGIN + BATCH)
         assert entries_read(worst, turn_values(Turn("w1", claim_request=wish))) >= 2 * dead
-        [urgent] = worst.enqueue([new_job(priority=1)])
+        [urgent] = worst.jobs.enqueue([new_job(priority=1)])
         assert claim_jobs(worst, limit=1)[0].job_id == urgent.job_id
 
 
 def crowd_of_an_unknown_task(ledger: PostgresLedger) -> None:
-    ledger.enqueue([new_job(task="from_the_next_release", priority=1) for _ in range(CROWD)])
+    ledger.jobs.enqueue([new_job(task="from_the_next_release", priority=1) for _ in range(CROWD)])
 
 
 def learn(ledger: PostgresLedger, wish: ClaimRequest) -> tuple[Gap, ...]:
-    ledger.turn(Turn("w1", claim_request=wish))
+    ledger.workers.turn(Turn("w1", claim_request=wish))
     around = ledger.gaps.of(wish, 0.0)
     assert around
     return around
@@ -194,10 +194,10 @@ def learn(ledger: PostgresLedger, wish: ClaimRequest) -> tuple[Gap, ...]:
 
 def entries_read(ledger: PostgresLedger, values: dict[str, Any]) -> int:
     """Give how many entries of the ready index a turn reads; it is rolled back."""
-    connection = ledger.turn_connection.open().connection
+    connection = ledger.db.turn_connection.open().connection
     with connection.transaction(force_rollback=True):
         before = connection.execute(b"select unstuck.ready_entries_read()").fetchone()
-        connection.execute(ledger.sql["turn"], values, binary=True)
+        connection.execute(ledger.db.sql["turn"], values, binary=True)
         after = connection.execute(b"select unstuck.ready_entries_read()").fetchone()
     assert before is not None
     assert after is not None
@@ -205,7 +205,7 @@ def entries_read(ledger: PostgresLedger, values: dict[str, Any]) -> int:
 
 
 def test_enqueue_with_keys_reads_its_own(worst: PostgresLedger) -> None:
-    worst.enqueue([new_job(unique_key=f"k{n}") for n in range(BATCH)])
+    worst.jobs.enqueue([new_job(unique_key=f"k{n}") for n in range(BATCH)])
     ids = arrays.int8s(range(10_000_000, 10_000_000 + BATCH))
     defaults = ("payload_types", "policies", "on_crash", "heartbeats", "heartbeat_timeouts_s", "timeouts_s", "ranks")
     names = dict.fromkeys((*defaults, "delays_s", "runs_at", "enqueued_by", "more", "lock_timeout"))
@@ -230,11 +230,16 @@ def test_the_reaper_reads_what_is_held(worst: PostgresLedger) -> None:
 def test_the_ring_reads_those_of_its_own_host(pg_ledger: PostgresLedger, pg_url: str, statistics: str) -> None:
     """Everybody asks for it with every beat: to read all workers each time would be the square of the fleet."""
     for number in range(300):
-        pg_ledger.register(birth(f"w{number:03}", host=f"host-{number % 60}"))
+        pg_ledger.workers.register(birth(f"w{number:03}", host=f"host-{number % 60}"))
     if statistics == "gathered":
         with psycopg.connect(pg_url, autocommit=True) as connection:
             connection.execute("vacuum analyze")
-    assert [worker.id for worker in pg_ledger.peers_of("w120", "host-0", 24)] == ["w180", "w240", "w000", "w060"]
+    assert [worker.id for worker in pg_ledger.recovery.peers_of("w120", "host-0", 24)] == [
+        "w180",
+        "w240",
+        "w000",
+        "w060",
+    ]
     values = {"worker_id": "w120", "host": "host-0", "size": 24}
     for table in ("workers", "worker_heartbeats"):
         scanned, fetched = reads(pg_ledger, "ring_of", values, repeat=7, table=table)
@@ -243,7 +248,7 @@ def test_the_ring_reads_those_of_its_own_host(pg_ledger: PostgresLedger, pg_url:
 
 
 def test_what_is_not_due_is_not_looked_at(worst: PostgresLedger) -> None:
-    worst.enqueue([new_job(delay_s=3600) for _ in range(2000)] + [new_job(run_at=0.0, delay_s=1)])
+    worst.jobs.enqueue([new_job(delay_s=3600) for _ in range(2000)] + [new_job(run_at=0.0, delay_s=1)])
     assert is_lean(reads(worst, "promote_due", {"limit": BATCH}))
 
 
@@ -267,20 +272,20 @@ def test_a_page_of_workflows_reads_no_others(pg_ledger: PostgresLedger, pg_url: 
         connection.execute("vacuum analyze unstuck.workflows")
     page = {"state": "failed", "before_id": 2**62, "limit": 50}
     assert is_lean(reads(pg_ledger, "workflows_in_state", page, table="workflows"))
-    assert [one.id for one in pg_ledger.workflows("failed", limit=2)] == [1000, 999]
+    assert [one.id for one in pg_ledger.workflows.list("failed", limit=2)] == [1000, 999]
     assert is_lean(reads(pg_ledger, "workflows", {"before_id": 500, "limit": 50}, table="workflows"))
 
 
 @pytest.mark.parametrize("kind", ["done", "endings"])
 def test_ends_of_nodes_read_their_own(pg_ledger: PostgresLedger, pg_url: str, kind: str) -> None:
     """Planned while there was no workflow at all, and then there are many nodes."""
-    pg_ledger.register(birth("w1"))
+    pg_ledger.workers.register(birth("w1"))
     chain = [NewNode(place, 0, f"n{place}", "task", job=new_job(), on_error="continue") for place in range(1, BATCH)]
     edges = tuple(NewEdge(place, place + 1, False) for place in range(1, BATCH - 1))
     whole = NewNode(0, None, "all", "group")
     flow = NewWorkflow("all", new_job(task="unstuck.workflow"), (whole, *chain), edges)
     for _ in range(FINISHED // BATCH // 4):
-        pg_ledger.begin_workflow(flow)
+        pg_ledger.workflows.begin(flow)
     for table in ("workflow_nodes", "workflow_edges", "node_jobs", "workflows"):
         held = claim_jobs(pg_ledger, limit=BATCH // 4, start=BATCH // 4)
         ends = Turn("w1", done=tuple(done(job) for job in held))
@@ -291,31 +296,33 @@ def test_ends_of_nodes_read_their_own(pg_ledger: PostgresLedger, pg_url: str, ki
 
 def test_ends_of_workflows_read_their_own(pg_ledger: PostgresLedger) -> None:
     """Planned when the first one ended, and there was no other; then few of many end at once."""
-    pg_ledger.register(birth("w1"))
+    pg_ledger.workers.register(birth("w1"))
     nodes = (NewNode(0, None, "all", "group", source=1), NewNode(1, 0, "n1", "task", job=new_job()))
     flow = NewWorkflow("all", new_job(task="unstuck.workflow"), nodes, ())
-    pg_ledger.begin_workflow(flow)
-    pg_ledger.turn(Turn("w1", done=(done(claim_jobs(pg_ledger, limit=1, start=1)[0]),)))
+    pg_ledger.workflows.begin(flow)
+    pg_ledger.workers.turn(Turn("w1", done=(done(claim_jobs(pg_ledger, limit=1, start=1)[0]),)))
     for _ in range(2 * BATCH):
-        pg_ledger.begin_workflow(flow)
+        pg_ledger.workflows.begin(flow)
     few = BATCH // 10
     ends = Turn("w1", done=tuple(done(job) for job in claim_jobs(pg_ledger, limit=few, start=few)))
     scanned, fetched = reads(pg_ledger, "turn", turn_values(ends), table="workflow_nodes")
-    assert len(pg_ledger.workflows("succeeded")) == few + 1
+    assert len(pg_ledger.workflows.list("succeeded")) == few + 1
     assert scanned == 0
     assert fetched <= few * TIMES_EACH
 
 
 def test_nodes_stay_hot(pg_ledger: PostgresLedger, pg_url: str) -> None:
     """Their releases and their ends are written where they are, and no index hears of it."""
-    pg_ledger.register(birth("w1"))
+    pg_ledger.workers.register(birth("w1"))
     nodes = [NewNode(place, 0, f"n{place}", "task", job=new_job()) for place in range(1, BATCH + 1)]
     edges = tuple(NewEdge(1, place, False) for place in range(2, BATCH + 1))
     whole = NewNode(0, None, "all", "group", source=1)
-    pg_ledger.begin_workflow(NewWorkflow("all", new_job(task="unstuck.workflow"), (whole, *nodes), edges))
+    pg_ledger.workflows.begin(NewWorkflow("all", new_job(task="unstuck.workflow"), (whole, *nodes), edges))
     for _ in range(2):
-        pg_ledger.turn(Turn("w1", done=tuple(done(job) for job in claim_jobs(pg_ledger, limit=BATCH, start=BATCH))))
-    [found] = pg_ledger.workflows("succeeded")
+        pg_ledger.workers.turn(
+            Turn("w1", done=tuple(done(job) for job in claim_jobs(pg_ledger, limit=BATCH, start=BATCH)))
+        )
+    [found] = pg_ledger.workflows.list("succeeded")
     assert found.counts == {"succeeded": BATCH}
     pg_ledger.close()
     with psycopg.connect(pg_url, autocommit=True) as connection:
@@ -327,13 +334,13 @@ def test_nodes_stay_hot(pg_ledger: PostgresLedger, pg_url: str) -> None:
 
 
 def test_beats_stay_hot(pg_ledger: PostgresLedger, pg_url: str) -> None:
-    pg_ledger.register(birth("w1"))
+    pg_ledger.workers.register(birth("w1"))
     with psycopg.connect(pg_url, autocommit=True) as connection:
         beat = {"worker_id": "w1", "running": 1, "processed": 1, "metadata": None}
         beat |= {"session_pid": None, "session_start": None, "session_server": None}
         with connection.transaction():
             for _ in range(50):
-                connection.execute(pg_ledger.sql["beat"], beat)
+                connection.execute(pg_ledger.db.sql["beat"], beat)
             row = connection.execute(
                 "select n_tup_upd, n_tup_hot_upd, n_tup_ins from pg_stat_xact_user_tables "
                 "where relname = 'worker_heartbeats'"

@@ -30,10 +30,10 @@ class Foreign(Reaper):
         self.observer.on_this_host = lambda worker: False  # type: ignore[method-assign]
 
     def victim(self) -> WorkerWatch:
-        return next(one for one in self.ledger.watch() if one.id == VICTIM)
+        return next(one for one in self.ledger.recovery.watch() if one.id == VICTIM)
 
     def state(self) -> WorkerState:
-        return next(one.state for one in self.ledger.workers() if one.id == VICTIM)
+        return next(one.state for one in self.ledger.workers.list() if one.id == VICTIM)
 
     def state_after(self, rounds_s: float) -> WorkerState:
         """Return what the victim is after rounds for this long."""
@@ -49,7 +49,7 @@ def fleet(pg_ledger: PostgresLedger, pg_url: str) -> Iterator[dict[str, Postgres
     """Three workers in processes of their own, as far as the server can tell; `pg_ledger` watches them."""
     ledgers = {name: PostgresLedger(Settings(url=pg_url)) for name in ("w0", VICTIM, "w2")}
     for name, ledger in ledgers.items():
-        ledger.register(birth(name, heartbeat_interval_s=5.0, suspect_after_s=60.0))
+        ledger.workers.register(birth(name, heartbeat_interval_s=5.0, suspect_after_s=60.0))
     yield ledgers
     for ledger in ledgers.values():
         ledger.close()
@@ -64,14 +64,14 @@ def reaper(pg_ledger: PostgresLedger, fleet: dict[str, PostgresLedger]) -> Forei
 
 def vanish(ledger: PostgresLedger) -> None:
     """Close the socket without a word, as the kernel does for a process that is killed."""
-    descriptor = ledger.service_connection.open().connection.fileno()
+    descriptor = ledger.db.service_connection.open().connection.fileno()
     with socket.socket(fileno=descriptor) as end:
         end.shutdown(socket.SHUT_RDWR)
         end.detach()
 
 
 def terminate(ledger: PostgresLedger, admin: psycopg.Connection) -> None:
-    admin.execute("select pg_terminate_backend(%s, 5000)", (ledger.service_connection.open().pid,))
+    admin.execute("select pg_terminate_backend(%s, 5000)", (ledger.db.service_connection.open().pid,))
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_a_session_that_someone_terminated_proves_nothing_until_the_next_heartbe
     # Its worker may be frozen or cut off at that moment, and would look the same as one that was killed.
     terminate(fleet[VICTIM], admin)
     assert reaper.state_after(GRACE_S + 1.5) is WorkerState.ACTIVE
-    fleet[VICTIM].beat(Heartbeat(VICTIM, 0, 0))
+    fleet[VICTIM].workers.beat(Heartbeat(VICTIM, 0, 0))
     assert reaper.state_after(0.3) is WorkerState.ACTIVE
     vanish(fleet[VICTIM])
     wait_for(lambda: reaper.state_after(0.3) is WorkerState.DEAD, "the verdict")
@@ -167,14 +167,14 @@ def test_a_clock_that_is_set_back_ends_no_doubt_and_keeps_none(
     reaper: Foreign, fleet: dict[str, PostgresLedger], admin: psycopg.Connection
 ) -> None:
     terminate(fleet["w2"], admin)
-    reaper.ledger.keep_watch(Tick(None, 1.0))
+    reaper.ledger.recovery.tick(Tick(None, 1.0))
     for changed in ("ledger set sessions_doubted_at = sessions_doubted_at", "worker_heartbeats set beat_at = beat_at"):
         admin.execute(f"update unstuck.{changed} + interval '1 hour'")
     admin.execute(
         "update unstuck.watch_periods set since = since + interval '1 hour', until = until + interval '1 hour'"
     )
-    assert reaper.ledger.keep_watch(Tick(None, 1.0)).set_back_s > 3000
+    assert reaper.ledger.recovery.tick(Tick(None, 1.0)).set_back_s > 3000
     victim = reaper.victim()
     assert victim.sessions_doubted_s <= max(0.0, victim.since_beat_s)
-    fleet[VICTIM].beat(Heartbeat(VICTIM, 0, 0))
+    fleet[VICTIM].workers.beat(Heartbeat(VICTIM, 0, 0))
     wait_for(lambda: 0.0 < reaper.victim().since_beat_s < reaper.victim().sessions_doubted_s, "the end of the doubt")

@@ -18,7 +18,7 @@ from unstuck.ledger.postgres.ledger import PostgresLedger
 @pytest.fixture
 def victim(pg_ledger: PostgresLedger, pg_url: str) -> Iterator[PostgresLedger]:
     ledger = PostgresLedger(Settings(url=pg_url))
-    ledger.register(birth(VICTIM, heartbeat_interval_s=5.0, suspect_after_s=60.0))
+    ledger.workers.register(birth(VICTIM, heartbeat_interval_s=5.0, suspect_after_s=60.0))
     yield ledger
     ledger.close()
 
@@ -40,7 +40,7 @@ def test_a_worker_that_came_back_and_was_cut_off_then_is_not_dead_by_the_session
 ) -> None:
     lose_a_session(reaper, victim)
     # It reconnects, and the network is cut before its heartbeat gets through. The server ends the new session later.
-    victim.service_connection.open()
+    victim.db.service_connection.open()
     assert reaper.state_after(GRACE_S + 0.5) is WorkerState.SUSPECT
     vanish(victim)
     assert reaper.state_after(1.0) is WorkerState.SUSPECT
@@ -49,15 +49,15 @@ def test_a_worker_that_came_back_and_was_cut_off_then_is_not_dead_by_the_session
 def test_a_suspicion_counts_for_nothing_if_the_worker_reconnected_between_the_look_and_the_verdict(
     reaper: Foreign, victim: PostgresLedger
 ) -> None:
-    condemn = reaper.ledger.declare_dead
+    condemn = reaper.ledger.recovery.declare_dead
 
     def late(*args: object) -> bool:
-        victim.service_connection.open()
+        victim.db.service_connection.open()
         return condemn(*args)  # type: ignore[arg-type]
 
-    reaper.ledger.declare_dead = late  # type: ignore[method-assign]
+    reaper.ledger.recovery.declare_dead = late  # type: ignore[method-assign]
     lose_a_session(reaper, victim)
-    reaper.ledger.declare_dead = condemn  # type: ignore[method-assign]
+    reaper.ledger.recovery.declare_dead = condemn  # type: ignore[method-assign]
     assert reaper.state() is WorkerState.SUSPECT
     assert reaper.state_after(GRACE_S + 0.5) is WorkerState.SUSPECT
     vanish(victim)
@@ -66,7 +66,7 @@ def test_a_suspicion_counts_for_nothing_if_the_worker_reconnected_between_the_lo
 
 def test_after_a_heartbeat_the_next_session_is_evidence_again(reaper: Foreign, victim: PostgresLedger) -> None:
     lose_a_session(reaper, victim)
-    victim.beat(Heartbeat(VICTIM, 0, 0))
+    victim.workers.beat(Heartbeat(VICTIM, 0, 0))
     assert reaper.state_after(0.3) is WorkerState.ACTIVE
     vanish(victim)
     wait_for(lambda: reaper.state_after(0.3) is WorkerState.DEAD, "the verdict")
@@ -80,7 +80,7 @@ def test_a_reaper_that_is_late_finds_a_worker_by_its_session_later(
     reaper.sweep(ticket=False)
     time.sleep(late_s)
     reaper.sweep(ticket=False)
-    victim.beat(Heartbeat(VICTIM, 0, 0))
+    victim.workers.beat(Heartbeat(VICTIM, 0, 0))
     heard_s = time.monotonic()
     vanish(victim)
     # It sees the session missing, and may not judge by it so soon after a pause. Then it is late again.
@@ -89,6 +89,6 @@ def test_a_reaper_that_is_late_finds_a_worker_by_its_session_later(
     # By now a reaper that looked for the first time would take the worker for one that was cut off.
     time.sleep(max(late_s, cut_off_s - (time.monotonic() - heard_s)))
     wait_for(lambda: reaper.state_after(0.3) is WorkerState.DEAD, "the verdict")
-    [verdict] = [record.verdict for record in pg_ledger.workers()]
+    [verdict] = [record.verdict for record in pg_ledger.workers.list()]
     assert verdict is not None
     assert verdict.detector is Detector.SESSION

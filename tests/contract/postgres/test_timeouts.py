@@ -70,39 +70,39 @@ def test_a_worker_that_gives_up_a_late_answer_keeps_its_session_until_it_has_ano
     watcher = open_ledger(url)
     with Proxy(url) as proxy, reserve_port() as nowhere:
         worker = open_ledger(proxy.url)
-        worker.register(birth("w1"))
-        first = worker.service_connection.open().pid
+        worker.workers.register(birth("w1"))
+        first = worker.db.service_connection.open().pid
         proxy.cut()
         with pytest.raises(LedgerUnavailable):
-            worker.beat(Heartbeat("w1", 0, 0))
+            worker.workers.beat(Heartbeat("w1", 0, 0))
         # The road is whole again for what is open, and leads nowhere for what is new.
         proxy.point_to(nowhere.getsockname()[1])
         proxy.heal()
         until_s = time.monotonic() + 1.0
         while time.monotonic() < until_s:
             with pytest.raises(LedgerUnavailable):
-                worker.beat(Heartbeat("w1", 0, 0))
-            assert [one.session for one in watcher.watch()] == [Session.PRESENT]
+                worker.workers.beat(Heartbeat("w1", 0, 0))
+            assert [one.session for one in watcher.recovery.watch()] == [Session.PRESENT]
         proxy.point_to(own_server.port)
-        worker.beat(Heartbeat("w1", 0, 0))
+        worker.workers.beat(Heartbeat("w1", 0, 0))
         wait_for(lambda: not _is_there(watcher, first), "the end of the old session")
-        assert [one.session for one in watcher.watch()] == [Session.PRESENT]
+        assert [one.session for one in watcher.recovery.watch()] == [Session.PRESENT]
         worker.close()
     watcher.close()
 
 
 def _is_there(ledger: PostgresLedger, pid: int) -> bool:
-    return bool(ledger.read_connection.ask(b"select 1 from pg_stat_activity where pid = %(pid)s", {"pid": pid}))
+    return bool(ledger.db.read_connection.ask(b"select 1 from pg_stat_activity where pid = %(pid)s", {"pid": pid}))
 
 
 def test_no_call_waits_for_ever_for_a_server_that_hangs(own_server: PgServer, caplog: pytest.LogCaptureFixture) -> None:
     ledger = open_ledger(own_server.new_ledger())
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     calls: dict[str, Callable[[], object]] = {
-        "service": lambda: ledger.beat(Heartbeat("w1", 0, 0)),
+        "service": lambda: ledger.workers.beat(Heartbeat("w1", 0, 0)),
         "turn": lambda: turn(ledger),
         "client": lambda: put(ledger),
-        "read": ledger.count_jobs,
+        "read": ledger.jobs.count,
     }
     for call in calls.values():
         call()
@@ -123,7 +123,7 @@ def test_no_call_waits_for_ever_for_a_server_that_hangs(own_server: PgServer, ca
 
 def test_a_write_to_a_server_that_hangs_is_uncertain(own_server: PgServer) -> None:
     ledger = open_ledger(own_server.new_ledger())
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     turn(ledger)
     with hung(own_server):
         _gives_up(lambda: turn(ledger), UncertainCommit)
@@ -140,11 +140,11 @@ def test_when_the_first_host_hangs_every_connection_moves_on_to_the_next_primary
     own_server.execute(f"drop database if exists {name}")
     own_server.execute(f"create database {name} template tables")
     other = PostgresLedger(Settings(url=ready_pg_url))
-    other.register(birth("w1"))
+    other.workers.register(birth("w1"))
     own_server.execute(f"update unstuck.ledger set id = '{other.ledger_id()}'", name)
     url = f"postgresql://postgres@127.0.0.1:{own_server.port},127.0.0.1:{pg_server.port}/{name}"
     ledger = open_ledger(url)
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     turn(ledger)
     answered: list[BaseException] = []
 
@@ -155,15 +155,15 @@ def test_when_the_first_host_hangs_every_connection_moves_on_to_the_next_primary
             answered.append(error)
 
     # The deadline of a turn is not what saves it here.
-    ledger.turn_connection.open().connection.answer_s = 600
+    ledger.db.turn_connection.open().connection.answer_s = 600
     with hung(own_server):
         waiting = threading.Thread(target=take_turn)
         waiting.start()
-        ledger.beat(Heartbeat("w1", 0, 0))
+        ledger.workers.beat(Heartbeat("w1", 0, 0))
         waiting.join(PATIENCE_S)
         assert answered
         assert turn(ledger).alive
-        for lane in (ledger.service_connection, ledger.turn_connection):
+        for lane in (ledger.db.service_connection, ledger.db.turn_connection):
             assert lane.open().connection.info.port == pg_server.port
     ledger.close()
     other.close()
@@ -173,10 +173,10 @@ def test_a_road_that_falls_silent_is_left_for_one_that_answers(ready_pg_url: str
     with Proxy(ready_pg_url) as silent, Proxy(ready_pg_url) as well:
         ports = f"127.0.0.1:{silent.port},127.0.0.1:{well.port}"
         ledger = open_ledger(f"postgresql://postgres@{ports}/{ready_pg_url.rpartition('/')[2]}")
-        ledger.register(birth("w1"))
+        ledger.workers.register(birth("w1"))
         silent.cut()
-        ledger.beat(Heartbeat("w1", 0, 0))
-        assert ledger.service_connection.open().connection.info.port == well.port
+        ledger.workers.beat(Heartbeat("w1", 0, 0))
+        assert ledger.db.service_connection.open().connection.info.port == well.port
         ledger.close()
 
 
@@ -203,25 +203,25 @@ def test_a_statement_of_the_service_connection_waits_for_a_lock_for_a_moment_onl
     pg_url: str, pg_ledger: PostgresLedger
 ) -> None:
     ledger = open_ledger(pg_url)
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     with psycopg.connect(pg_url) as stranger:
         stranger.execute("lock table unstuck.jobs in access exclusive mode")
-        _gives_up(lambda: ledger.promote_due(10), LedgerBusy)
+        _gives_up(lambda: ledger.maintenance.promote_due(10), LedgerBusy)
         _gives_up(lambda: wish(ledger), LedgerBusy)
-    assert ledger.promote_due(10).count == 0
+    assert ledger.maintenance.promote_due(10).count == 0
     ledger.close()
 
 
 def test_a_heartbeat_waits_for_one_statement_at_most(pg_url: str, pg_ledger: PostgresLedger) -> None:
     ledger = open_ledger(pg_url)
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     ended = threading.Event()
     given_up: list[LedgerUnavailable] = []
 
     def sweep() -> None:
         while not ended.is_set():
             try:
-                ledger.promote_due(10)
+                ledger.maintenance.promote_due(10)
             except LedgerUnavailable as error:
                 given_up.append(error)
 
@@ -235,7 +235,7 @@ def test_a_heartbeat_waits_for_one_statement_at_most(pg_url: str, pg_ledger: Pos
             for _ in range(3):
                 wait_for(lambda: _lock_waits(pg_url), "a sweep to wait for the lock")
                 before = len(given_up)
-                ledger.beat(Heartbeat("w1", 0, 0))
+                ledger.workers.beat(Heartbeat("w1", 0, 0))
                 overtaken_by.append(len(given_up) - before)
         finally:
             ended.set()
@@ -255,7 +255,7 @@ def test_a_round_of_the_reaper_goes_on_with_what_no_lock_holds_up(
         stranger.execute("lock table unstuck.workflows in access exclusive mode")
         done = reaper.sweep(ticket=False)
         assert 1 <= done.deferred <= 2
-        assert not pg_ledger.take_ticket(HEALTH_TICKET, 60), "the last part had its turn"
+        assert not pg_ledger.maintenance.take_ticket(HEALTH_TICKET, 60), "the last part had its turn"
         assert reaper.sweep(ticket=False).deferred
     assert reaper.sweep(ticket=False).deferred == 0
     said = [one.getMessage() for one in caplog.records if one.name == "unstuck.recovery"]
@@ -268,7 +268,7 @@ def test_who_administers_the_server_may_set_less(pg_url: str, pg_ledger: Postgre
     pg_server.execute(f"alter database {name} set lock_timeout = '90ms'")
     pg_server.execute(f"alter database {name} set statement_timeout = '1h'")
     ledger = PostgresLedger(Settings(url=pg_url))
-    connection = ledger.service_connection.open().connection
+    connection = ledger.db.service_connection.open().connection
     told = connection.execute("select current_setting('lock_timeout'), current_setting('statement_timeout')").fetchone()
     assert told == ("90ms", "2500ms")
     pg_server.execute(f"alter database {name} reset all")

@@ -33,7 +33,7 @@ def file(settings: config.Settings) -> Iterator[Ledger]:
 
 
 def test_a_reader_that_keeps_the_wal_from_being_emptied(file: Ledger, path: Path, settings: config.Settings) -> None:
-    file.register(birth("w1", **CALM))
+    file.workers.register(birth("w1", **CALM))
     reader = apsw.Connection(str(path))
     reader.execute("begin; select count(*) from unstuck_jobs").fetchall()
     for _ in range(12):
@@ -45,18 +45,18 @@ def test_a_reader_that_keeps_the_wal_from_being_emptied(file: Ledger, path: Path
 
 
 def test_a_file_that_is_mostly_empty(file: Ledger, settings: config.Settings) -> None:
-    file.register(birth("w1", **CALM))
+    file.workers.register(birth("w1", **CALM))
     job = running(file, payload=b"x" * 4_000_000)
     turn(file, done=[done(job)])
     limits = Thresholds(free_bytes=2**20)
     assert "free-space" not in codes(file, settings, limits)
-    assert file.prune(0.0) == 1
+    assert file.maintenance.prune(0.0) == 1
     assert "free-space" in codes(file, settings, limits)
 
 
 def test_a_bell_that_cannot_be_reached(file: Ledger, settings: config.Settings) -> None:
-    file.register(birth("w1", **CALM))
-    bell = file.listen("w1")
+    file.workers.register(birth("w1", **CALM))
+    bell = file.workers.listen("w1")
     assert "bell-unreachable" not in codes(file, settings)
     bell.close()
     assert "bell-unreachable" in codes(file, settings)

@@ -17,12 +17,12 @@ WISH = ClaimRequest((QUEUE,), (TASK,), 1)
 def test_wishes_that_find_nothing_wait_for_nobody_who_writes(tmp_path: Path) -> None:
     ledger = SqliteLedger(Settings(url=f"sqlite:///{tmp_path}/jobs.db"))
     ledger.migrate()
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     ledger.db.patience_s = 0.2
     wishes = (Turn("w1", claim_request=WISH), Turn("nobody", claim_request=WISH))
     other = apsw.Connection(str(ledger.db.path))
     other.execute("BEGIN IMMEDIATE")
-    answer = ledger.exchange(Exchange(turns=wishes))
+    answer = ledger.workers.exchange(Exchange(turns=wishes))
     assert answer.turns is not None
     assert [turn.alive for turn in answer.turns] == [True, False]
     for writes in (
@@ -30,12 +30,12 @@ def test_wishes_that_find_nothing_wait_for_nobody_who_writes(tmp_path: Path) -> 
         Exchange(turns=wishes, heartbeats=(RemoteHeartbeat("w1"),)),
     ):
         with pytest.raises(LedgerUnavailable):
-            ledger.exchange(writes)
+            ledger.workers.exchange(writes)
     other.execute("ROLLBACK")
     put(ledger)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(LedgerUnavailable):
-        ledger.exchange(Exchange(turns=wishes))
+        ledger.workers.exchange(Exchange(turns=wishes))
     other.execute("ROLLBACK")
     other.close()
     ledger.close()

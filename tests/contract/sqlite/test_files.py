@@ -61,7 +61,7 @@ def test_a_stranger_who_locks_the_file_is_waited_for(ledger: SqliteLedger, path:
     timer.start()
     put(ledger)
     timer.join()
-    assert ledger.count_jobs() == {"pending": 1}
+    assert ledger.jobs.count() == {"pending": 1}
     stranger.close()
 
 
@@ -71,7 +71,7 @@ def test_a_stranger_who_never_lets_go_ends_our_patience_and_not_our_reading(ledg
     stranger.execute("BEGIN IMMEDIATE")
     with pytest.raises(LedgerUnavailable, match="locked by someone else"):
         put(ledger)
-    assert ledger.count_jobs() == {}
+    assert ledger.jobs.count() == {}
     stranger.execute("ROLLBACK")
     put(ledger)
     stranger.close()
@@ -80,7 +80,7 @@ def test_a_stranger_who_never_lets_go_ends_our_patience_and_not_our_reading(ledg
 def test_a_file_that_is_no_database_is_refused_and_left_as_it_was(path: Path) -> None:
     path.write_bytes(b"Dear diary, " * 500)
     ledger = open_at(path)
-    for verb in (ledger.migrate, ledger.check_schema, ledger.count_jobs):
+    for verb in (ledger.migrate, ledger.check_schema, ledger.jobs.count):
         with pytest.raises(LedgerError, match="is not a SQLite database"):
             verb()
     assert path.read_bytes() == b"Dear diary, " * 500
@@ -88,7 +88,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_as_it_was(path: Path) ->
 
 def test_a_directory_that_does_not_exist_is_named(tmp_path: Path) -> None:
     ledger = open_at(tmp_path / "missing" / "jobs.db")
-    for verb in (ledger.migrate, ledger.count_jobs):
+    for verb in (ledger.migrate, ledger.jobs.count):
         with pytest.raises(LedgerError, match=r"directory .*missing does not exist\. Create it"):
             verb()
 
@@ -116,7 +116,7 @@ if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 ledger = SqliteLedger(Settings(url=sys.argv[1]))
 try:
-    ledger.migrate() if sys.argv[2] == "migrate" else ledger.enqueue([NewJob("add", "default", b"")])
+    ledger.migrate() if sys.argv[2] == "migrate" else ledger.jobs.enqueue([NewJob("add", "default", b"")])
 except UnstuckError as error:
     print(type(error).__name__, error)
 """
@@ -172,16 +172,16 @@ from unstuck.ledger.contract.jobs import NewJob
 from unstuck.ledger.sqlite.ledger import SqliteLedger
 ledger = SqliteLedger(Settings(url=sys.argv[1]))
 ledger.migrate()
-ledger.enqueue([NewJob("add", "default", b"before")])
+ledger.jobs.enqueue([NewJob("add", "default", b"before")])
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
 try:
-    ledger.enqueue([NewJob("add", "default", b"x" * 100_000)] * 20)
+    ledger.jobs.enqueue([NewJob("add", "default", b"x" * 100_000)] * 20)
 except LedgerUnavailable as error:
     print("told:", error)
-print(ledger.count_jobs())
+print(ledger.jobs.count())
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-ledger.enqueue([NewJob("add", "default", b"after")])
-print(ledger.count_jobs())
+ledger.jobs.enqueue([NewJob("add", "default", b"after")])
+print(ledger.jobs.count())
 """
 
 
@@ -202,7 +202,7 @@ def test_a_ledger_deleted_under_our_feet_is_noticed_and_not_written_into_the_voi
     put(ledger)
     for name in os.listdir(path.parent):
         (path.parent / name).unlink()
-    for verb in (lambda: put(ledger), ledger.count_jobs, ledger.migrate):
+    for verb in (lambda: put(ledger), ledger.jobs.count, ledger.migrate):
         with pytest.raises(LedgerReplaced, match="was deleted or moved"):
             verb()
     # Nothing is left that knows of it: who comes now begins anew, and whoever knew the old one stays away.
@@ -220,7 +220,7 @@ def test_a_new_client_begins_no_empty_ledger_where_one_was_deleted(ledger: Sqlit
     for suffix in ("", "-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     client = open_at(path)
-    for verb in (client.check_schema, client.count_jobs, client.migrate):
+    for verb in (client.check_schema, client.jobs.count, client.migrate):
         with pytest.raises(LedgerReplaced, match=r"was deleted or moved.*Put the file back.*delete \S+-lock too"):
             verb()
     assert not path.exists()
@@ -266,7 +266,7 @@ def test_a_ledger_that_is_put_back_while_another_is_opened_is_not_mixed_with_it(
     with pytest.raises(LedgerReplaced):
         put(ours)
     put(ours)
-    assert len(ours.jobs(JobFilter())) == 3
+    assert len(ours.jobs.list(JobFilter())) == 3
     with ours.db.read() as cursor:
         assert list(cursor.execute("PRAGMA integrity_check")) == [("ok",)]
     ours.close()
@@ -309,32 +309,32 @@ def test_a_database_of_somebody_elses_making_can_hold_the_ledger_too(path: Path)
 
 def test_a_number_that_does_not_fit_is_refused(ledger: SqliteLedger) -> None:
     with pytest.raises(RefusedValue, match="64 bits"):
-        ledger.cancel([2**70], "ops")
+        ledger.jobs.cancel([2**70], "ops")
 
 
 def test_after_a_restart_of_the_machine_the_old_clock_means_nothing(ledger: SqliteLedger, path: Path) -> None:
     """The boot clock began again at zero: what a job started in the boot before may lie in its future."""
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     running(ledger)
     meddler = SqliteBackdoor(path)
     meddler.rows("UPDATE unstuck_workers SET boot_id = 'the boot before'")
     meddler.age_beat("w1", 50)
     meddler.rows("UPDATE unstuck_jobs SET started_boot_s = started_boot_s + 1e6, started_at = started_at - 50")
-    [watched] = ledger.watch()
+    [watched] = ledger.recovery.watch()
     assert watched.boot_id == "the boot before" != host.boot_id()
     assert watched.silent_s == pytest.approx(50, abs=5)
     assert watched.session is Session.UNKNOWN
-    [held] = ledger.held("w1")
+    [held] = ledger.workers.held("w1")
     assert held.running_s == pytest.approx(50, abs=5)
-    assert [job.job_id for job in ledger.stale(30.0)] == [held.job_id]
-    assert ledger.settle("w1", [], [], GuardSilent(30.0)) == set()
+    assert [job.job_id for job in ledger.recovery.stale(30.0)] == [held.job_id]
+    assert ledger.recovery.settle("w1", [], [], GuardSilent(30.0)) == set()
 
 
 def test_a_ticket_of_the_boot_before_is_void(ledger: SqliteLedger, path: Path) -> None:
-    assert ledger.take_ticket("sweep", 3600.0)
+    assert ledger.maintenance.take_ticket("sweep", 3600.0)
     meddler = SqliteBackdoor(path)
     meddler.rows("UPDATE unstuck_tickets SET boot_id = 'the boot before', until_boot_s = until_boot_s + 1e6")
-    assert ledger.take_ticket("sweep", 3600.0)
+    assert ledger.maintenance.take_ticket("sweep", 3600.0)
 
 
 def test_the_wal_stays_short_while_readers_come_and_go(
@@ -347,8 +347,8 @@ def test_the_wal_stays_short_while_readers_come_and_go(
     def read() -> None:
         reader = open_at(path)
         while not ended.is_set():
-            reader.count_jobs()
-            reader.jobs_seen = reader.queues()  # type: ignore[attr-defined]
+            reader.jobs.count()
+            reader.jobs_seen = reader.queues.list()  # type: ignore[attr-defined]
         reader.close()
 
     readers = [threading.Thread(target=read) for _ in range(2)]
@@ -356,7 +356,7 @@ def test_the_wal_stays_short_while_readers_come_and_go(
         thread.start()
     try:
         for _ in range(150):
-            ledger.enqueue([new_job(payload=b"x" * 3000) for _ in range(20)])
+            ledger.jobs.enqueue([new_job(payload=b"x" * 3000) for _ in range(20)])
     finally:
         ended.set()
         for thread in readers:
@@ -386,12 +386,12 @@ def test_a_reader_who_never_ends_does_not_stop_the_writers(
     stranger.execute("BEGIN")
     stranger.execute("SELECT count(*) FROM unstuck_jobs").fetchall()
     for _ in range(30):
-        ledger.enqueue([new_job(payload=b"x" * 3000)] * 5)
+        ledger.jobs.enqueue([new_job(payload=b"x" * 3000)] * 5)
     # To wait for the reader keeps the write lock from everybody else: once per so much growth, not once per commit.
     pages = os.stat(f"{path}-wal").st_size // 4096
     assert 1 <= tried.count(apsw.SQLITE_CHECKPOINT_RESTART) <= pages / 20 < len(tried)
     stranger.execute("COMMIT")
     stranger.close()
-    assert ledger.count_jobs() == {"pending": 151}
-    ledger.register(birth("w1"))
+    assert ledger.jobs.count() == {"pending": 151}
+    ledger.workers.register(birth("w1"))
     assert len(claim_jobs(ledger, limit=200)) == 151

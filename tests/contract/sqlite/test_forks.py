@@ -66,7 +66,7 @@ def test_parent_and_child_both_go_on_with_connections_of_their_own(ledger: Sqlit
     put(ledger)
     assert in_child(lambda: [put(ledger) for _ in range(5)]) == 0
     put(ledger)
-    assert ledger.count_jobs() == {"pending": 7}
+    assert ledger.jobs.count() == {"pending": 7}
 
 
 def test_nothing_is_open_at_the_moment_of_the_fork(ledger: SqliteLedger) -> None:
@@ -84,7 +84,7 @@ def test_a_fork_waits_for_the_write_that_is_under_way(ledger: SqliteLedger) -> N
         threading.Timer(0.2, go.set).start()
         assert in_child(lambda: put(ledger)) == 0
     put(ledger)
-    assert ledger.count_jobs() == {"pending": 2}
+    assert ledger.jobs.count() == {"pending": 2}
 
 
 def test_a_child_torn_from_a_write_that_does_not_end_is_refused_and_harms_nobody(
@@ -99,7 +99,7 @@ def test_a_child_torn_from_a_write_that_does_not_end_is_refused_and_harms_nobody
     with writing(ledger):
         assert in_child(refused) == 0
     put(ledger)
-    assert ledger.count_jobs() == {"pending": 1}
+    assert ledger.jobs.count() == {"pending": 1}
 
 
 def test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed(ledger: SqliteLedger) -> None:

@@ -22,7 +22,7 @@ LETTER = ReplyAddress(b"client-0123456789", "echo", "r1")
 @pytest.fixture
 def ledger() -> Iterator[Ledger]:
     ledger = ready_ledger(Settings(url=IN_MEMORY))
-    ledger.register(birth("w1", suspect_after_s=600, running_stale_after_s=600))
+    ledger.workers.register(birth("w1", suspect_after_s=600, running_stale_after_s=600))
     yield ledger
     ledger.close()
 
@@ -41,37 +41,37 @@ def test_it_begins_empty_and_each_is_its_own() -> None:
     one.check_schema()
     put(one)
     two.migrate()
-    assert (one.count_jobs(), two.count_jobs()) == ({"pending": 1}, {})
+    assert (one.jobs.count(), two.jobs.count()) == ({"pending": 1}, {})
     assert one.describe()["path"] == ":memory:"
     assert one.diagnose(far_s=1, late_s=1).size_bytes > 0
     for ledger in (one, two):
         ledger.close()
     with pytest.raises(LedgerError, match="is gone"):
-        one.count_jobs()
+        one.jobs.count()
 
 
 def test_no_file_is_made(tmp_path: os.PathLike[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ledger = ready_ledger(Settings(url=IN_MEMORY))
     put(ledger)
-    ledger.listen("w1").close()
-    ledger.listen_all().close()
+    ledger.workers.listen("w1").close()
+    ledger.workers.listen_all().close()
     ledger.close()
     assert os.listdir(tmp_path) == []
 
 
 def test_a_refused_write_is_rolled_back_and_the_next_goes_through(ledger: Ledger) -> None:
     with pytest.raises(RefusedValue):
-        ledger.enqueue([new_job(), new_job(unique_key="nul\0")])
-    assert ledger.count_jobs() == {}
+        ledger.jobs.enqueue([new_job(), new_job(unique_key="nul\0")])
+    assert ledger.jobs.count() == {}
     put(ledger)
     [job] = run(ledger)
     turn(ledger, done=[done(job)])
-    assert ledger.prune(0.0) == 1
+    assert ledger.maintenance.prune(0.0) == 1
 
 
 def test_the_bell_rings_in_it(ledger: Ledger) -> None:
-    bell = ledger.listen("w1")
+    bell = ledger.workers.listen("w1")
     try:
         ledger.notify([f"queue:{QUEUE}"])
         assert bell.wait(20.0) == {f"queue:{QUEUE}"}
@@ -88,11 +88,11 @@ def test_many_threads_share_it(ledger: Ledger) -> None:
 
     def serve(worker_id: str) -> None:
         try:
-            ledger.register(birth(worker_id, suspect_after_s=600, running_stale_after_s=600))
+            ledger.workers.register(birth(worker_id, suspect_after_s=600, running_stale_after_s=600))
             hands: list[int] = []
             finished: tuple[Success, ...] = ()
             for _ in range(rounds):
-                answer = ledger.exchange(
+                answer = ledger.workers.exchange(
                     Exchange(
                         jobs=(new_job(),) * at_once,
                         reply_addresses=(LETTER,) * at_once,
@@ -116,7 +116,7 @@ def test_many_threads_share_it(ledger: Ledger) -> None:
     def look() -> None:
         try:
             while not stop.is_set():
-                assert sum(ledger.count_jobs().values()) % at_once == 0
+                assert sum(ledger.jobs.count().values()) % at_once == 0
         except BaseException as error:
             errors.append(error)
 
@@ -145,10 +145,10 @@ def test_who_waits_for_too_long_is_told_so(ledger: SqliteLedger) -> None:
     thread.start()
     assert inside.wait(20)
     with pytest.raises(LedgerUnavailable):
-        ledger.count_jobs()
+        ledger.jobs.count()
     leave.set()
     thread.join()
-    assert ledger.count_jobs() == {}
+    assert ledger.jobs.count() == {}
 
 
 def test_the_child_of_a_fork_is_told_that_it_is_not_its_own(ledger: Ledger) -> None:
@@ -156,7 +156,7 @@ def test_the_child_of_a_fork_is_told_that_it_is_not_its_own(ledger: Ledger) -> N
     pid = os.fork()
     if pid == 0:
         try:
-            ledger.count_jobs()
+            ledger.jobs.count()
         except LedgerError as error:
             os._exit(0 if "another process" in str(error) else 3)
         finally:

@@ -78,12 +78,12 @@ def test_tables_of_theirs_with_our_names_are_not_taken_for_a_ledger(empty_ledger
 
 def test_a_ledger_lives_beside_tables_that_have_its_names(ledger: SqliteLedger, connection: apsw.Connection) -> None:
     ledger.check_schema()
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     put(ledger)
     jobs = run(ledger)
     turn(ledger, done=[done(job) for job in jobs])
-    assert ledger.count_jobs() == {"succeeded": 1}
-    assert ledger.prune(-60.0) == 1
+    assert ledger.jobs.count() == {"succeeded": 1}
+    assert ledger.maintenance.prune(-60.0) == 1
     assert theirs(connection) == {name: ["kept"] for name in THEIRS}
 
 
@@ -92,8 +92,8 @@ def test_a_row_of_their_jobs_and_one_of_ours_come_with_one_commit(
 ) -> None:
     with connection:
         connection.execute("INSERT INTO jobs VALUES ('new')")
-        [answer] = ledger.enqueue_on(connection, [new_job()])
-    assert ledger.job(answer.job_id) is not None
+        [answer] = ledger.jobs.enqueue_on(connection, [new_job()])
+    assert ledger.jobs.get(answer.job_id) is not None
     assert theirs(connection)["jobs"] == ["kept", "new"]
 
 
@@ -101,9 +101,9 @@ def test_a_row_of_their_jobs_and_one_of_ours_go_with_one_rollback(
     ledger: SqliteLedger, connection: apsw.Connection
 ) -> None:
     connection.execute("BEGIN IMMEDIATE; INSERT INTO jobs VALUES ('new')")
-    ledger.enqueue_on(connection, [new_job()])
+    ledger.jobs.enqueue_on(connection, [new_job()])
     connection.execute("ROLLBACK")
-    assert ledger.count_jobs() == {}
+    assert ledger.jobs.count() == {}
     assert theirs(connection)["jobs"] == ["kept"]
 
 
@@ -111,7 +111,7 @@ def test_their_tables_can_be_dropped_and_renamed(ledger: SqliteLedger, connectio
     """SQLite reads every view when a table is renamed: none of ours may lean on a table of theirs."""
     put(ledger)
     connection.execute("DROP TABLE workers; ALTER TABLE jobs RENAME TO positions")
-    assert ledger.count_jobs() == {"pending": 1}
+    assert ledger.jobs.count() == {"pending": 1}
     assert connection.execute("SELECT count(*) FROM worker_status").get == 0
 
 
@@ -154,7 +154,7 @@ def test_the_views_are_read_by_older_copies_of_sqlite(
 ) -> None:
     if shutil.which(reader[0]) is None:
         pytest.skip(f"there is no {reader[0]}")
-    ledger.register(birth("w1", name="ada"))
+    ledger.workers.register(birth("w1", name="ada"))
     put(ledger)
     [job] = run(ledger)
     for query, expected in (

@@ -75,7 +75,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> SqliteLedger:
     connection.execute(INSERT.format(count=MANY, offset=MANY, state="pending", ready=1, finished_at="NULL"))
     connection.execute("UPDATE unstuck_ledger SET last_job_id = ?", (2 * MANY,))
     connection.close()
-    ledger.register(birth("w1"))
+    ledger.workers.register(birth("w1"))
     return ledger
 
 
@@ -134,8 +134,8 @@ def test_a_look_around_a_gap_begins_and_ends_at_its_bounds(crowded: SqliteLedger
 def test_claiming_among_many_is_as_quick_as_claiming_among_few(crowded: SqliteLedger, tmp_path: Path) -> None:
     few = SqliteLedger(Settings(url=f"sqlite:///{tmp_path}/few.db"))
     few.migrate()
-    few.register(birth("w1"))
-    few.enqueue([new_job() for _ in range(4000)])
+    few.workers.register(birth("w1"))
+    few.jobs.enqueue([new_job() for _ in range(4000)])
 
     def cpu_s(ledger: SqliteLedger) -> float:
         best = float("inf")

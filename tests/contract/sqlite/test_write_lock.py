@@ -43,11 +43,11 @@ from unstuck.config import Settings
 from unstuck.ledger.contract.jobs import NewJob
 from unstuck.ledger.sqlite.ledger import SqliteLedger
 ledger = SqliteLedger(Settings(url=sys.argv[1]))
-ledger.count_jobs()
+ledger.jobs.count()
 print("ready", flush=True)
 sys.stdin.readline()
 while not os.path.exists(sys.argv[3]):
-    ledger.enqueue([NewJob("add", "default", sys.argv[2].encode() * 2000)] * 20)
+    ledger.jobs.enqueue([NewJob("add", "default", sys.argv[2].encode() * 2000)] * 20)
 """
 BATCHES = 40
 
@@ -94,14 +94,14 @@ def test_a_process_killed_inside_its_write_holds_up_nobody(ledger: SqliteLedger,
     assert victim.returncode == -signal.SIGKILL
     # If it waited for the lock, it would give up.
     put(ledger)
-    assert ledger.count_jobs() == {"pending": 1}
+    assert ledger.jobs.count() == {"pending": 1}
 
 
 def test_a_process_killed_after_its_commit_has_written(ledger: SqliteLedger, url: str) -> None:
     victim = elsewhere(ENQUEUE, url, failpoints="enqueue.after_commit=kill")
     victim.communicate(timeout=30)
     assert victim.returncode == -signal.SIGKILL
-    assert ledger.count_jobs() == {"pending": 1}
+    assert ledger.jobs.count() == {"pending": 1}
 
 
 def test_a_process_frozen_inside_its_write_is_killed_and_the_others_go_on(
@@ -111,14 +111,14 @@ def test_a_process_frozen_inside_its_write_is_killed_and_the_others_go_on(
     wait_for(lambda: stopped(frozen.pid), "the freeze")
     before = time.monotonic()
     # Reading goes on all the while.
-    assert ledger.count_jobs() == {}
+    assert ledger.jobs.count() == {}
     put(ledger)
     waited_s = time.monotonic() - before
     frozen.communicate(timeout=30)
     assert frozen.returncode == -signal.SIGKILL
     # Half of the heartbeat timeout, and not less.
     assert waited_s > 0.8
-    assert ledger.count_jobs() == {"pending": 1}
+    assert ledger.jobs.count() == {"pending": 1}
     assert f"Process {frozen.pid} was frozen inside a write" in caplog.text
 
 
@@ -140,7 +140,7 @@ def test_two_busy_processes_take_turns(ledger: SqliteLedger, url: str, tmp_path:
     turns = [len(list(same)) for _, same in itertools.groupby(_writers(tmp_path).strip("a").strip("b"))]
     # A process that gets no processor lets the other one write meanwhile: that makes some long turns, not most.
     assert statistics.median(turns) <= 2, turns
-    assert ledger.count_jobs() == {"pending": 20 * len(_writers(tmp_path))}
+    assert ledger.jobs.count() == {"pending": 20 * len(_writers(tmp_path))}
 
 
 def _writers(folder: Path) -> str:
@@ -295,11 +295,11 @@ def test_an_operators_long_list_is_worked_off_in_short_steps(
     ledger: SqliteLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "STEP_JOBS", 2)
-    ids = [job.job_id for job in ledger.enqueue([new_job()] * 5)]
+    ids = [job.job_id for job in ledger.jobs.enqueue([new_job()] * 5)]
     commits_before = _commits(ledger)
-    assert ledger.cancel([*ids, 99, ids[0]], "me") == {**dict.fromkeys(ids, "cancelled"), 99: "missing"}
+    assert ledger.jobs.cancel([*ids, 99, ids[0]], "me") == {**dict.fromkeys(ids, "cancelled"), 99: "missing"}
     assert _commits(ledger) - commits_before >= 3
-    assert ledger.retry(ids, "me") == dict.fromkeys(ids, "queued")
+    assert ledger.jobs.retry(ids, "me") == dict.fromkeys(ids, "queued")
 
 
 def _commits(ledger: SqliteLedger) -> int:

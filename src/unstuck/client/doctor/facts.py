@@ -152,14 +152,14 @@ def gather(
         ledger.check_schema()
         blockers = ledger.blockers(open_s=limits.blocking_s)
         # Where nobody lives, nobody will come by to make a due job ready: no patience is due either.
-        served = any(worker.state in LIVE_STATES for worker in ledger.workers())
+        served = any(worker.state in LIVE_STATES for worker in ledger.workers.list())
         diagnosis = ledger.diagnose(far_s=limits.far_s, late_s=limits.late_s if served else min(limits.late_s, ALONE_S))
-        workers = tuple(ledger.workers())
-        schedules = tuple(ledger.schedules())
-        tasks = tuple(ledger.tasks())
-        limited = frozenset(one.name for one in ledger.queue_limits() if one.limit)
+        workers = tuple(ledger.workers.list())
+        schedules = tuple(ledger.schedules.list())
+        tasks = tuple(ledger.queues.tasks())
+        limited = frozenset(one.name for one in ledger.queues.limits() if one.limit)
         standstills = _look_twice(ledger, settings, diagnosis, _concerned(workers, about), limited)
-        lines = tuple(ledger.concurrency_keys(limit=MAX_LINES))
+        lines = tuple(ledger.queues.concurrency_keys(limit=MAX_LINES))
         paused = tuple(look_at_paused(ledger))
         failures = look_at_failures(ledger, settings.alerts.failure_rate)
         dropped = read_dropped(ledger, limits.dropped_s)
@@ -194,8 +194,8 @@ def _blockers(ledger: Ledger, limits: Thresholds) -> tuple[Blocker, ...]:
 
 def look_at_paused(ledger: Ledger) -> Iterator[WorkflowRecord]:
     """Yield the newest workflows that wait for an operator, with their nodes."""
-    for found in ledger.workflows(WorkflowState.PAUSED, limit=MAX_PAUSED):
-        yield ledger.workflow(found.id) or found
+    for found in ledger.workflows.list(WorkflowState.PAUSED, limit=MAX_PAUSED):
+        yield ledger.workflows.get(found.id) or found
 
 
 def trouble_of(error: LedgerError) -> LedgerTrouble:
@@ -266,7 +266,7 @@ def _beats_soon(worker: WorkerRecord) -> bool:
 
 def _held_more(ledger: Ledger, worker: WorkerRecord) -> bool:
     """Say whether it held more when it last beat than it said to run: what it took since then is told with the next."""
-    held = ledger.held_jobs(worker.id, MAX_HELD)
+    held = ledger.recovery.held_jobs(worker.id, MAX_HELD)
     return sum(job.held_s > worker.silent_s for job in held) > worker.running
 
 
@@ -282,7 +282,7 @@ def _wait_for_beats(ledger: Ledger, suspected: list[WorkerRecord], least_s: floa
     started_s = time.monotonic()
     while True:
         time.sleep(LOOK_EVERY_S)
-        found = {worker.id: worker for worker in ledger.workers(living_only=True) if worker.id in seen}
+        found = {worker.id: worker for worker in ledger.workers.list(living_only=True) if worker.id in seen}
         waited_s = time.monotonic() - started_s
         beaten = all(worker.last_seen_at > seen[worker.id] for worker in found.values() if _beats_soon(worker))
         if waited_s >= LOOK_AGAIN_S or (beaten and waited_s >= least_s):
@@ -290,7 +290,7 @@ def _wait_for_beats(ledger: Ledger, suspected: list[WorkerRecord], least_s: floa
 
 
 def _still_ready(ledger: Ledger, job_ids: tuple[int, ...]) -> tuple[int, ...]:
-    records = (ledger.job(job_id) for job_id in job_ids)
+    records = (ledger.jobs.get(job_id) for job_id in job_ids)
     return tuple(record.id for record in records if record is not None and record.state is JobState.PENDING)
 
 
@@ -315,6 +315,6 @@ ROUTINE = frozenset({"a reply that came too late"})
 
 def read_dropped(ledger: Ledger, within_s: float) -> dict[str, int]:
     """Return how many messages were dropped lately, by why."""
-    counts = ledger.counter_sums(MDP_DROPPED.name, int((time.time() - within_s) // 60))
+    counts = ledger.admin.counter_sums(MDP_DROPPED.name, int((time.time() - within_s) // 60))
     found = {decode_labels(one.labels)["why"]: round(one.value) for one in counts}
     return {why: messages for why, messages in found.items() if messages and why not in ROUTINE}

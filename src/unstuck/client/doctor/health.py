@@ -14,9 +14,9 @@ from unstuck.domain.conditions import WATCHED, Code, HealthStatus, Severity, hea
 from unstuck.domain.states import JobState
 from unstuck.errors import ErrorCode
 from unstuck.ledger.contract import Ledger
-from unstuck.ledger.contract.admin import Fleet
 from unstuck.ledger.contract.diagnosis import Diagnosis, JobGroup
 from unstuck.ledger.contract.jobs import JobFilter
+from unstuck.ledger.contract.workers import Fleet
 from unstuck.notify.failures import look_at_failures
 
 MAX_QUARANTINED = 100
@@ -41,7 +41,7 @@ def quick_health(ledger: Ledger, settings: Settings) -> Health:
     """Look at workers, queues, the reaper, failing and quarantined jobs, and paused workflows, as the doctor does.
 
     Nothing is looked at twice, and the database and its settings are left out."""
-    look = ledger.look_for_conditions()
+    look = ledger.events.look_for_conditions()
     diagnosis = Diagnosis(
         database="",
         now_at=look.now_at,
@@ -55,7 +55,7 @@ def quick_health(ledger: Ledger, settings: Settings) -> Health:
         settings,
         "",
         diagnosis=diagnosis,
-        workers=tuple(ledger.workers()),
+        workers=tuple(ledger.workers.list()),
         paused=tuple(look_at_paused(ledger)),
         failures=look_at_failures(ledger, settings.alerts.failure_rate),
     )
@@ -66,12 +66,12 @@ def quick_health(ledger: Ledger, settings: Settings) -> Health:
         if finding.code in WATCHED and finding.severity is not Severity.INFO
     ]
     unserved = dict.fromkeys(str(one.facts["queue"]) for one in found if one.code is Code.NO_WORKER_FOR_QUEUE)
-    return Health(ledger.fleet(), tuple(unserved), tuple(in_order(found)))
+    return Health(ledger.workers.fleet(), tuple(unserved), tuple(in_order(found)))
 
 
 def _quarantined(ledger: Ledger) -> Iterator[JobGroup]:
     groups: dict[tuple[str, str], list[int]] = {}
-    for job in ledger.jobs(_QUARANTINED):
+    for job in ledger.jobs.list(_QUARANTINED):
         groups.setdefault((job.queue, job.task), []).append(job.id)
     for (queue, task), ids in groups.items():
         yield JobGroup(queue, task, len(ids), ids[0])

@@ -76,7 +76,7 @@ class Operator:
         """Return what happened in each of the last minutes, oldest first; the last one is not over yet."""
         until = int(time.time() // 60) + 1
         since = until - max(1, min(minutes, MAX_MINUTES))
-        return activity(self.ledger.counter_series(SERIES, since), since, until)
+        return activity(self.ledger.admin.counter_series(SERIES, since), since, until)
 
     def doctor(self, limits: Thresholds | None = None) -> list[Finding]:
         """Check the whole system: what is wrong, why, and how to fix it; the worst first.
@@ -98,7 +98,7 @@ class Operator:
         """Check the first few nodes that a workflow waits for."""
         found = []
         for node in active_nodes(workflow)[:NODES_LOOKED_AT]:
-            record = self.ledger.job(node.job_id) if node.job_id is not None else None
+            record = self.ledger.jobs.get(node.job_id) if node.job_id is not None else None
             if record is not None:
                 found += examine_job(record, self._context(record))
         return found

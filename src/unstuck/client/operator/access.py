@@ -26,14 +26,14 @@ class Access:
         """Create a token for the HTTP API. Return its text, which cannot be read again later, and what was stored."""
         text, kept = _make(name, scopes, self._audit.by, expires_in_s)
         with self._audit.record("create_token", f"token {kept.id} ({name}): {', '.join(kept.scopes)}"):
-            self._ledger.add_api_token(kept)
+            self._ledger.admin.add_api_token(kept)
         return text, kept
 
     def revoke_token(self, text: str) -> tuple[ApiTokenRecord, bool]:
         """Revoke a token, named by its id or name. Return it, and whether it was not revoked before."""
         token = _find(self._ledger, text)
         with self._audit.record("revoke_token", f"token {token.id} ({token.name})") as entry:
-            changed = self._ledger.revoke_api_token(token.id)
+            changed = self._ledger.admin.revoke_api_token(token.id)
             entry.outcome = "done" if changed else "it was revoked already"
         return token, changed
 
@@ -52,7 +52,7 @@ def _make(name: str, scopes: Iterable[str], by: str, expires_in_s: float | None)
 
 def _find(ledger: Ledger, text: str) -> ApiTokenRecord:
     """Return the token with this id, or with this name if only one valid token has it."""
-    tokens = ledger.api_tokens()
+    tokens = ledger.admin.api_tokens()
     for found in ([t for t in tokens if t.id == text], [t for t in tokens if t.name == text and t.valid]):
         if len(found) == 1:
             return found[0]

@@ -40,18 +40,20 @@ class AuditLog:
     @contextmanager
     def record(self, verb: str, target: str) -> Iterator[AuditEntry]:
         """Keep an entry open while something is done; the caller may set its outcome."""
-        number = self._ledger.begin_audit(_bounded(self.by), self._via, verb, _bounded(target))
+        number = self._ledger.admin.begin_audit(_bounded(self.by), self._via, verb, _bounded(target))
         entry = AuditEntry()
         try:
             yield entry
         except BaseException as error:
             # The first error is the one to report; an entry without an outcome says enough.
             with suppress(UnstuckError):
-                self._ledger.end_audit(number, _bounded(f"failed: {error or type(error).__name__}", MAX_OUTCOME_CHARS))
+                self._ledger.admin.end_audit(
+                    number, _bounded(f"failed: {error or type(error).__name__}", MAX_OUTCOME_CHARS)
+                )
             raise
         # It is done: a caller who is told otherwise would do it again.
         with suppress(UnstuckError):
-            self._ledger.end_audit(number, _bounded(entry.outcome, MAX_OUTCOME_CHARS))
+            self._ledger.admin.end_audit(number, _bounded(entry.outcome, MAX_OUTCOME_CHARS))
 
 
 def jobs_named(job_ids: Collection[int]) -> str:

@@ -92,7 +92,7 @@ class Jobs:
 
     def get(self, job_id: int) -> JobRecord:
         """Return a job; raise JobNotFound if it does not exist."""
-        record = self._ledger.job(job_id) if 0 < job_id <= MAX_JOB_ID else None
+        record = self._ledger.jobs.get(job_id) if 0 < job_id <= MAX_JOB_ID else None
         if record is None:
             raise JobNotFound(
                 f"Job {job_id} does not exist: it was never stored, or was pruned after it ended. "
@@ -103,32 +103,32 @@ class Jobs:
     def detail(self, job_id: int) -> views.View:
         """Return all that is known of a job as plain values."""
         record = self.get(job_id)
-        workers = self._ledger.workers()
-        progress = self._ledger.progress([job_id]).get(job_id)
+        workers = self._ledger.workers.list()
+        progress = self._ledger.jobs.progress([job_id]).get(job_id)
         context = gather_context(self._ledger, self._settings.recovery.rules, record, workers=workers)
-        attempts = self._ledger.attempts(job_id)
+        attempts = self._ledger.jobs.attempts(job_id)
         return views.job_detail(
             record,
             attempts,
-            self._ledger.events(job_id=job_id, limit=EVENTS_SHOWN),
+            self._ledger.events.list(job_id=job_id, limit=EVENTS_SHOWN),
             {worker.id: worker.name for worker in workers},
             explain_wait(record, context),
             Redactor(self._settings.http.redact),
             views.progress_of(record, progress, attempts),
             None if context.flow is None or context.place is None else views.node_view(context.flow, context.place),
-            self._ledger.journal(job_id, SHOWN_BYTES),
-            self._ledger.signals(job_id, SHOWN_BYTES),
+            self._ledger.jobs.journal(job_id, SHOWN_BYTES),
+            self._ledger.jobs.signals(job_id, SHOWN_BYTES),
         )
 
     def search(self, where: JobFilter, patience_s: float = PATIENCE_S) -> JobPage:
         """Return the newest jobs that match. Stop after a while and say where to continue: matches may be rare."""
-        return search(self._ledger.jobs, where, patience_s)
+        return search(self._ledger.jobs.list, where, patience_s)
 
     def matching(self, where: JobFilter) -> Iterator[int]:
         """Yield the ids of all jobs that match, newest first, page by page; `limit` is ignored."""
         before_id = where.before_id
         while True:
-            page = self._ledger.jobs(msgspec.structs.replace(where, before_id=before_id, limit=PAGE))
+            page = self._ledger.jobs.list(msgspec.structs.replace(where, before_id=before_id, limit=PAGE))
             yield from (job.id for job in page)
             if len(page) < PAGE:
                 return
@@ -137,8 +137,8 @@ class Jobs:
     def outputs(self, job_id: int) -> list[OutputRecord]:
         """Return what the attempts of a job printed; if a whole worker was killed, the last lines are known."""
         self.get(job_id)
-        found = {output.token: output for output in self._ledger.outputs(job_id)}
-        attempts = self._ledger.attempts(job_id)
+        found = {output.token: output for output in self._ledger.jobs.outputs(job_id)}
+        attempts = self._ledger.jobs.attempts(job_id)
         for attempt in attempts:
             autopsy = attempt.autopsy
             if attempt.token not in found and autopsy is not None and (autopsy.stdout or autopsy.stderr):
@@ -155,11 +155,11 @@ class Jobs:
     def cancel(self, job_ids: Collection[int]) -> dict[int, str]:
         """Cancel jobs and tell the workers that run them at once. The answers are those of the ledger."""
         with self._audit.record("cancel", jobs_named(job_ids)) as entry:
-            answers = _each_page(job_ids, lambda page: self._ledger.cancel(page, self._audit.by))
+            answers = _each_page(job_ids, lambda page: self._ledger.jobs.cancel(page, self._audit.by))
             entry.outcome = counted(answers.values())
         asked = [job_id for job_id, answer in answers.items() if answer == "requested"]
         if len(asked) > LOOKED_UP:
-            self._ledger.notify({f"worker:{worker.id}" for worker in self._ledger.workers(living_only=True)})
+            self._ledger.notify({f"worker:{worker.id}" for worker in self._ledger.workers.list(living_only=True)})
         else:
             self._ledger.notify({f"worker:{job.worker_id}" for job in self._records(asked) if job.worker_id})
         return answers
@@ -167,11 +167,11 @@ class Jobs:
     def retry(self, job_ids: Collection[int]) -> dict[int, str]:
         """Queue finished jobs again with fresh counters, and wake the workers of their queues."""
         with self._audit.record("retry", jobs_named(job_ids)) as entry:
-            answers = _each_page(job_ids, lambda page: self._ledger.retry(page, self._audit.by))
+            answers = _each_page(job_ids, lambda page: self._ledger.jobs.retry(page, self._audit.by))
             entry.outcome = counted(answers.values())
         queued = [job_id for job_id, answer in answers.items() if answer == "queued"]
         if len(queued) > LOOKED_UP:
-            self._ledger.notify({f"queue:{queue.name}" for queue in self._ledger.queues() if queue.pending})
+            self._ledger.notify({f"queue:{queue.name}" for queue in self._ledger.queues.list() if queue.pending})
         else:
             self._ledger.notify({f"queue:{job.queue}" for job in self._records(queued)})
         return answers
@@ -182,7 +182,7 @@ class Jobs:
         answer = "missing"
         if 0 < job_id <= MAX_JOB_ID:
             with self._audit.record("signal", f"{jobs_named([job_id])}: {name}") as entry:
-                answer = entry.outcome = self._ledger.signal(job_id, name, value, self._audit.by)
+                answer = entry.outcome = self._ledger.jobs.signal(job_id, name, value, self._audit.by)
         if answer == "missing":
             raise JobNotFound(f"Job {job_id} does not exist: it was never stored, or was pruned after it ended.")
         if answer == "finished":
@@ -210,19 +210,19 @@ class Jobs:
 
     def retention_s(self) -> float:
         """Return the retention of finished jobs: the one that the workers' apps stored, else that of the settings."""
-        return rules_of_ledger(self._ledger.recovery_rules(), self._settings.recovery.rules).kept.jobs_s
+        return rules_of_ledger(self._ledger.recovery.rules(), self._settings.recovery.rules).kept.jobs_s
 
     def prune(self, older_than_s: float | None = None, states: Collection[JobState] = ()) -> int:
         """Remove finished jobs older than this, or than their retention. Return how many."""
         age_s = self.retention_s() if older_than_s is None else older_than_s
         target = f"{', '.join(sorted(states)) or 'finished'} jobs older than {brief(age_s)}"
         with self._audit.record("prune", target) as entry:
-            removed = self._ledger.prune(age_s, tuple(state.value for state in states))
+            removed = self._ledger.maintenance.prune(age_s, tuple(state.value for state in states))
             entry.outcome = f"{removed} removed"
         return removed
 
     def _records(self, job_ids: Iterable[int]) -> list[JobRecord]:
-        records = (self._ledger.job(job_id) for job_id in job_ids)
+        records = (self._ledger.jobs.get(job_id) for job_id in job_ids)
         return [record for record in records if record is not None]
 
 
@@ -260,14 +260,14 @@ def _find_quarantined(ledger: Ledger, job_ids: Iterable[int]) -> list[Quarantine
     workers: dict[str, WorkerRecord] = {}
     found = []
     for job_id in job_ids:
-        job = ledger.job(job_id)
+        job = ledger.jobs.get(job_id)
         if job is None or job.state is not JobState.QUARANTINED:
             continue
         if not workers:
-            workers = {worker.id: worker for worker in ledger.workers()}
+            workers = {worker.id: worker for worker in ledger.workers.list()}
         victims = tuple(
             _victim(attempt, workers.get(attempt.worker_id))
-            for attempt in ledger.attempts(job_id)
+            for attempt in ledger.jobs.attempts(job_id)
             if attempt.state is AttemptState.CRASHED
         )
         found.append(
@@ -334,17 +334,17 @@ def _ask_stack(ledger: Ledger, job: JobRecord) -> bool:
 
 def _fetch_stack(ledger: Ledger, job_id: int, patience_s: float) -> EventRecord | None:
     """Ask for the stack of a job and wait for it; return None if it does not run, or no answer comes in time."""
-    before = ledger.events(job_id=job_id, limit=1)
+    before = ledger.events.list(job_id=job_id, limit=1)
     after_id = before[-1].id if before else 0
     deadline_s, ask_at_s = time.monotonic() + patience_s, 0.0
     while (now_s := time.monotonic()) < deadline_s:
         if now_s >= ask_at_s:
             ask_at_s = now_s + ASK_AGAIN_S
-            job = ledger.job(job_id)
+            job = ledger.jobs.get(job_id)
             if job is None or not _ask_stack(ledger, job):
                 return None
         time.sleep(LOOK_S)
-        for event in ledger.events(job_id=job_id, after_id=after_id):
+        for event in ledger.events.list(job_id=job_id, after_id=after_id):
             if event.kind == EventKind.STACK:
                 return event
     return None

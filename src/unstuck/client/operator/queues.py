@@ -17,7 +17,7 @@ class Queues:
 
     def get(self, name: str) -> QueueRecord:
         """Return a queue; raise UnknownQueue if it was never used."""
-        queues = self._ledger.queues()
+        queues = self._ledger.queues.list()
         for queue in queues:
             if queue.name == name:
                 return queue
@@ -30,7 +30,7 @@ class Queues:
         if queue is not None:
             self.get(queue)
         with self._audit.record("pause", queue_named(queue)) as entry:
-            changed = self._ledger.pause(queue, self._audit.by)
+            changed = self._ledger.queues.pause(queue, self._audit.by)
             entry.outcome = f"{len(changed)} paused"
         return changed
 
@@ -39,7 +39,7 @@ class Queues:
         if queue is not None:
             self.get(queue)
         with self._audit.record("resume", queue_named(queue)) as entry:
-            changed = self._ledger.resume(queue, self._audit.by)
+            changed = self._ledger.queues.resume(queue, self._audit.by)
             entry.outcome = f"{len(changed)} resumed"
         self._ledger.notify({f"queue:{name}" for name in changed})
         return changed
@@ -48,7 +48,7 @@ class Queues:
         """Cancel the pending jobs of a queue that have not begun. Return how many."""
         self.get(queue)
         with self._audit.record("purge", queue_named(queue)) as entry:
-            cancelled = self._ledger.purge(queue, self._audit.by)
+            cancelled = self._ledger.queues.purge(queue, self._audit.by)
             entry.outcome = f"{cancelled} cancelled"
         return cancelled
 
@@ -57,12 +57,12 @@ class Queues:
         self.get(queue)
         with self._audit.record("limit", queue_named(queue)) as entry:
             if limit is None:
-                self._ledger.unlimit_queue(queue, self._audit.by)
+                self._ledger.queues.unlimit(queue, self._audit.by)
                 entry.outcome = "as its app says"
             else:
-                self._ledger.limit_queue(queue, limit, self._audit.by)
+                self._ledger.queues.limit(queue, limit, self._audit.by)
                 entry.outcome = limit_in_words(limit)
-        return next((one for one in self._ledger.queue_limits() if one.name == queue), None)
+        return next((one for one in self._ledger.queues.limits() if one.name == queue), None)
 
     def limit_key(self, key: str, places: int | None) -> KeyRecord | None:
         """Set how many jobs with a concurrency key may run at once. None: as its jobs say again."""
@@ -70,6 +70,6 @@ class Queues:
         if places is not None:
             check_limit(places)
         with self._audit.record("limit_line", f"key {key!r}") as entry:
-            self._ledger.limit_key(key, places, self._audit.by)
+            self._ledger.queues.limit_key(key, places, self._audit.by)
             entry.outcome = "as its jobs say" if places is None else f"{places} at once"
-        return next(iter(self._ledger.concurrency_keys(key)), None)
+        return next(iter(self._ledger.queues.concurrency_keys(key)), None)

@@ -32,7 +32,7 @@ class Schedules:
 
     def get(self, name: str) -> ScheduleRecord:
         """Return a schedule; raise UnknownSchedule if there is none of this name."""
-        found = {record.name: record for record in self._ledger.schedules()}
+        found = {record.name: record for record in self._ledger.schedules.list()}
         if name not in found:
             listed = f" Known: {', '.join(sorted(found)[:10])}." if found else " There are none yet."
             raise UnknownSchedule(f"There is no schedule {name!r}.{did_you_mean(name, found)}{listed}")
@@ -40,8 +40,8 @@ class Schedules:
 
     def views(self) -> list[View]:
         """Return every schedule as plain values, with the number of living workers that would fire it."""
-        workers = self._ledger.workers(living_only=True)
-        return [schedule_view(record, workers) for record in self._ledger.schedules()]
+        workers = self._ledger.workers.list(living_only=True)
+        return [schedule_view(record, workers) for record in self._ledger.schedules.list()]
 
     def pause(self, name: str) -> bool:
         """Stop a schedule; jobs that it enqueued go on. Return False if it was paused already."""
@@ -57,7 +57,7 @@ class Schedules:
         with self._audit.record("run", f"schedule {name}") as entry:
             by = f"{self._audit.by} (schedule {name}, run now)"
             job = msgspec.structs.replace(unpack_job(record.job), enqueued_by=by)
-            job_id = self._ledger.enqueue([job])[0].job_id
+            job_id = self._ledger.jobs.enqueue([job])[0].job_id
             entry.outcome = f"job {job_id}"
         self._ledger.notify({f"queue:{job.queue}"})
         return job_id
@@ -80,7 +80,7 @@ class Schedules:
         """Create a schedule that is not in the code of an app, or change one. Every worker fires it."""
         known = find_task(load_tasks(self._ledger), task)
         if queue is not None and queue != known.queue:
-            check_queue(queue, {known.queue, *(one.name for one in self._ledger.queues())})
+            check_queue(queue, {known.queue, *(one.name for one in self._ledger.queues.list())})
         options = EnqueueOptions.checked(None, {"queue": queue, "priority": priority, "unique_key": unique_key})
         job = build_job(
             task=task,
@@ -93,13 +93,13 @@ class Schedules:
             known_queues=None,
         )
         definition = definition_of(name, job, cron, every, tz, catch_up)
-        there = next((record for record in self._ledger.schedules() if record.name == name), None)
+        there = next((record for record in self._ledger.schedules.list() if record.name == name), None)
         if there is not None and there.source == "app":
             raise ConfigError(
                 f"Schedule {name!r} stands in the code of an app. Choose another name, or change it there."
             )
         with self._audit.record("schedule", f"{name}: {task}, {definition.timing}"):
-            self._ledger.know_schedules([definition], "operator")
+            self._ledger.schedules.know([definition], "operator")
         self._ledger.notify({TOPIC})
         return self.get(name)
 
@@ -109,15 +109,15 @@ class Schedules:
         A schedule in the code of an app comes back with the next worker that starts."""
         record = self.get(name)
         with self._audit.record("remove", f"schedule {name}"):
-            self._ledger.remove_schedule(name, self._audit.by)
+            self._ledger.schedules.remove(name, self._audit.by)
         if record.source == "operator":
             return 0
-        return len(workers_firing(record, self._ledger.workers(living_only=True)))
+        return len(workers_firing(record, self._ledger.workers.list(living_only=True)))
 
     def _set_paused(self, name: str, paused: bool) -> bool:
         self.get(name)
         with self._audit.record("pause" if paused else "resume", f"schedule {name}") as entry:
-            changed = self._ledger.pause_schedule(name, paused, self._audit.by)
+            changed = self._ledger.schedules.pause(name, paused, self._audit.by)
             entry.outcome = "done" if changed else "it was so already"
         self._ledger.notify({TOPIC})
         return changed

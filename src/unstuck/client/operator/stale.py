@@ -108,8 +108,10 @@ class StaleJobs:
 
 
 def _find(ledger: Ledger, older_than_s: float | None) -> list[_StaleJob]:
-    workers = {worker.id: worker for worker in ledger.workers()}
-    found = (_judge(held, workers.get(held.worker_id), older_than_s) for held in ledger.stale(older_than_s or 0.0))
+    workers = {worker.id: worker for worker in ledger.workers.list()}
+    found = (
+        _judge(held, workers.get(held.worker_id), older_than_s) for held in ledger.recovery.stale(older_than_s or 0.0)
+    )
     return sorted((item for item in found if item is not None), key=lambda item: -item.report.silent_s)
 
 
@@ -188,7 +190,7 @@ def _settle(
         batches[found.held.worker_id, found.guard][1].append((found, release))
     done: list[StaleAction] = []
     for (worker_id, guard), (ends, gives) in batches.items():
-        written = ledger.settle(worker_id, [end for _, end in ends], [give for _, give in gives], guard)
+        written = ledger.recovery.settle(worker_id, [end for _, end in ends], [give for _, give in gives], guard)
         done += _reports(ends, written, lambda ending: _ACTIONS.get(ending.state, "failed"))
         done += _reports(gives, written, lambda _: "requeued")
     if done:

@@ -21,7 +21,7 @@ class Workers:
 
     def find(self, text: str) -> WorkerRecord:
         """Return the worker with this id, name or beginning of its id; living workers are preferred."""
-        workers = self._ledger.workers()
+        workers = self._ledger.workers.list()
         for matches in (
             [worker for worker in workers if worker.id == text],
             [worker for worker in workers if worker.name == text],
@@ -51,7 +51,7 @@ class Workers:
         if worker.state not in LIVE_STATES:
             raise UnknownWorker(f"Worker {worker.name} ({worker.id}) is {worker.state}; there is nobody to disable.")
         with self._audit.record("disable", worker_named(worker)):
-            self._ledger.disable(worker.id, reason[:MAX_REASON_CHARS], self._audit.by)
+            self._ledger.workers.disable(worker.id, reason[:MAX_REASON_CHARS], self._audit.by)
         self._wake([worker])
         return worker, self._unserved(set(worker.queues))
 
@@ -59,7 +59,7 @@ class Workers:
         """Let a worker claim jobs again. Return it as it is now, and whether it was disabled itself."""
         worker = self.find(text)
         with self._audit.record("enable", worker_named(worker)) as entry:
-            changed = self._ledger.enable(worker.id, self._audit.by)
+            changed = self._ledger.workers.enable(worker.id, self._audit.by)
             entry.outcome = "done" if changed else "it was not disabled"
         self._wake([worker])
         return self.find(worker.id), changed
@@ -68,14 +68,14 @@ class Workers:
         """Keep every worker of a host from claiming jobs, future workers included.
 
         Return its living workers, and the queues that have no worker now."""
-        workers = self._ledger.workers()
+        workers = self._ledger.workers.list()
         known = {worker.host for worker in workers}
         if host not in known:
             raise UnknownWorker(
                 f"No worker is known on host {host!r}.{did_you_mean(host, known)} `unstuck workers` lists them."
             )
         with self._audit.record("disable", f"host {host}"):
-            self._ledger.disable_host(host, reason[:MAX_REASON_CHARS], self._audit.by)
+            self._ledger.workers.disable_host(host, reason[:MAX_REASON_CHARS], self._audit.by)
         here = [worker for worker in workers if worker.host == host and worker.state in LIVE_STATES]
         self._wake(here)
         return here, self._unserved({queue for worker in here for queue in worker.queues})
@@ -83,9 +83,9 @@ class Workers:
     def enable_host(self, host: str) -> tuple[list[WorkerRecord], bool]:
         """Let the workers of a host claim jobs again. Return the living ones, and whether the host was disabled."""
         with self._audit.record("enable", f"host {host}") as entry:
-            changed = self._ledger.enable_host(host, self._audit.by)
+            changed = self._ledger.workers.enable_host(host, self._audit.by)
             entry.outcome = "done" if changed else "it was not disabled"
-        here = [worker for worker in self._ledger.workers(living_only=True) if worker.host == host]
+        here = [worker for worker in self._ledger.workers.list(living_only=True) if worker.host == host]
         self._wake(here)
         return here, changed
 
@@ -101,7 +101,7 @@ class Workers:
     def _ask(self, text: str, request: Literal["drain", "stop"]) -> WorkerRecord:
         worker = self.find(text)
         with self._audit.record(request, worker_named(worker)):
-            if not self._ledger.request(worker.id, request, self._audit.by):
+            if not self._ledger.workers.request(worker.id, request, self._audit.by):
                 raise UnknownWorker(f"Worker {worker.name} ({worker.id}) is {worker.state}; there is nobody to ask.")
         self._wake([worker])
         return worker
@@ -110,5 +110,5 @@ class Workers:
         self._ledger.notify({f"worker:{worker.id}" for worker in workers})
 
     def _unserved(self, queues: set[str]) -> set[str]:
-        at_work = [worker for worker in self._ledger.workers(living_only=True) if not worker.disabled]
+        at_work = [worker for worker in self._ledger.workers.list(living_only=True) if not worker.disabled]
         return queues - {queue for worker in at_work for queue in worker.queues}

@@ -12,7 +12,7 @@ from unstuck.domain.policy import is_readable
 from unstuck.domain.states import FINAL_STATES, AttemptState, JobState
 from unstuck.domain.units import in_words
 from unstuck.errors import ErrorCode, exception_type
-from unstuck.ledger.contract.workers import Progress
+from unstuck.ledger.contract.jobs import Progress
 
 AT_ONCE_S = 0.05
 SCHEDULED_S = 0.5

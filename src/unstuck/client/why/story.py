@@ -15,8 +15,8 @@ from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.states import FINAL_STATES, AttemptState
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.events import EventRecord
-from unstuck.ledger.contract.jobs import AttemptRecord, JobRecord, JournalRecord, OutputRecord
-from unstuck.ledger.contract.workers import Progress, WorkerRecord
+from unstuck.ledger.contract.jobs import AttemptRecord, JobRecord, JournalRecord, OutputRecord, Progress
+from unstuck.ledger.contract.workers import WorkerRecord
 
 
 class StepKind(StrEnum):
@@ -143,12 +143,12 @@ class JobFacts(msgspec.Struct, frozen=True):
 def gather(ledger: Ledger, job: JobRecord, context: JobContext) -> JobFacts:
     return JobFacts(
         job,
-        ledger.attempts(job.id),
-        ledger.events(job_id=job.id, limit=MAX_EVENTS),
-        ledger.outputs(job.id),
-        ledger.progress([job.id]).get(job.id),
+        ledger.jobs.attempts(job.id),
+        ledger.events.list(job_id=job.id, limit=MAX_EVENTS),
+        ledger.jobs.outputs(job.id),
+        ledger.jobs.progress([job.id]).get(job.id),
         context,
-        ledger.journal(job.id, SHOWN_BYTES),
+        ledger.jobs.journal(job.id, SHOWN_BYTES),
     )
 
 

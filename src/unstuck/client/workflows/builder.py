@@ -21,7 +21,7 @@ from unstuck.ledger.contract.workflows import NewWorkflow, WorkflowRecord
 def refuse_key_of_job(ledger: Ledger, stored: Enqueued, key: str | None) -> None:
     """Raise DuplicateJob if the key of a workflow belongs to an ordinary job: nothing was started, and that job would
     be taken for a workflow."""
-    found = None if stored.fresh else ledger.job(stored.job_id)
+    found = None if stored.fresh else ledger.jobs.get(stored.job_id)
     if found is not None and found.task != TASK:
         raise DuplicateJob(stored.job_id, key)
 
@@ -34,7 +34,7 @@ class WorkflowRun(Job[Any]):
 
     def look(self) -> WorkflowRecord:
         """Give the workflow with all of its nodes as they are now."""
-        found = self._runtime.services().ledger.workflow(self.id)
+        found = self._runtime.services().ledger.workflows.get(self.id)
         if found is None:
             raise JobNotFound(f"Workflow {self.id} does not exist: it was never stored, or was pruned after it ended.")
         return found
@@ -172,9 +172,9 @@ class Workflow(Container):
         new = plan(self, unique_key=unique_key, priority=priority)
         parts = self._runtime.services()
         if connection is None:
-            stored = parts.ledger.begin_workflow(new)
+            stored = parts.ledger.workflows.begin(new)
         else:
-            stored = parts.ledger.begin_workflow_on(connection, new)
+            stored = parts.ledger.workflows.begin_on(connection, new)
             parts.wakeups.send_after_commit({f"queue:{node.job.queue}" for node in new.nodes if node.job is not None})
         refuse_key_of_job(parts.ledger, stored, unique_key)
         self._started_as = stored.job_id

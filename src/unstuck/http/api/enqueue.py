@@ -122,7 +122,7 @@ def _builder(services: Services, caller: Caller) -> Callable[[NewJobBody], NewJo
         options = EnqueueOptions.checked(None, named)
         if options.queue is not None and options.queue != task.queue:
             if options.queue not in queues:
-                queues.update(queue.name for queue in ledger.queues())
+                queues.update(queue.name for queue in ledger.queues.list())
             check_queue(options.queue, queues)
         job = build_job(
             task=task.name,
@@ -145,7 +145,11 @@ def _with_limit_that_is_there(ledger: Ledger, job: NewJob) -> NewJob:
     """Return a job that takes the limit of its key as it is; the limit of its task counts for a new key alone.
 
     Else a caller could name the key of others with a task that has another limit."""
-    if job.more is None or job.more.concurrency_limit is None or not ledger.concurrency_keys(job.more.concurrency_key):
+    if (
+        job.more is None
+        or job.more.concurrency_limit is None
+        or not ledger.queues.concurrency_keys(job.more.concurrency_key)
+    ):
         return job
     return msgspec.structs.replace(job, more=msgspec.structs.replace(job.more, concurrency_limit=None))
 
@@ -174,7 +178,7 @@ def _store(
     if key is None:
         stored = parts.batcher.enqueue(jobs)
     else:
-        once = parts.ledger.enqueue_once(request_of(caller, key, kind, body), jobs)
+        once = parts.ledger.jobs.enqueue_once(request_of(caller, key, kind, body), jobs)
         if not once.stored:
             raise used_before()
         stored, repeated = once.stored, once.repeated

@@ -196,7 +196,7 @@ async def result(
     """Return how the job ended: its `result`, or its `error`, even then with status 200, because the question was
     answered. A success whose result is not stored has the error `RESULT_NOT_AVAILABLE`. 202 if the job has not ended
     within `wait`."""
-    if wait and not await run_in_threadpool(services.ledger.missing, (job_id,)):
+    if wait and not await run_in_threadpool(services.ledger.jobs.missing, (job_id,)):
         await _ended(services.watcher, job_id, wait)
     return await run_in_threadpool(_result_now, services, caller, job_id)
 
@@ -229,7 +229,7 @@ def _result_now(services: Services, caller: Caller, job_id: int) -> Response:
     if record.state in FINAL_STATES:
         result = {"result": views.whole_result(record), "error": views.error_view(record.error)}
         return json_response({**view, **result})
-    progress = services.ledger.progress([record.id]).get(record.id)
+    progress = services.ledger.jobs.progress([record.id]).get(record.id)
     # What an earlier try said says nothing of this one.
     known = views.progress_view(progress) if progress is not None and progress.token == record.token else None
     return json_response({**view, "doing": operator.doing(record.id), "progress": known}, 202)
@@ -264,7 +264,7 @@ def events(
 ) -> Response:
     services.operator(caller).jobs.get(job_id)
     return json_response(
-        [views.event_view(event) for event in services.ledger.events(job_id=job_id, after_id=after, limit=limit)]
+        [views.event_view(event) for event in services.ledger.events.list(job_id=job_id, after_id=after, limit=limit)]
     )
 
 

@@ -38,8 +38,8 @@ QueueName = Annotated[str, Path(min_length=1, description="The queue.")]
 
 @router.get("", summary="List queues with what waits in them and who serves them", response_model=list[QueueView])
 def queues(services: ServicesDep, caller: Reader) -> Response:
-    found = sorted(services.ledger.queues(), key=lambda queue: queue.name)
-    limits = {record.name: record for record in services.ledger.queue_limits()}
+    found = sorted(services.ledger.queues.list(), key=lambda queue: queue.name)
+    limits = {record.name: record for record in services.ledger.queues.limits()}
     return json_response([views.queue_view(queue, limits.get(queue.name)) for queue in found])
 
 
@@ -92,7 +92,7 @@ def concurrency_keys(
     key: Annotated[str | None, Query(description="This one alone.")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_KEYS)] = 100,
 ) -> Response:
-    return json_response([views.line_view(line) for line in services.ledger.concurrency_keys(key, limit)])
+    return json_response([views.line_view(line) for line in services.ledger.queues.concurrency_keys(key, limit)])
 
 
 @keys_router.post(
@@ -140,7 +140,7 @@ def create(name: Name, body: ScheduleBody, services: ServicesDep, caller: Operat
     """Every worker fires it. One that stands in the code of an app is changed there."""
     operator = services.operator(caller)
     record = operator.schedules.create(name, **body.model_dump())
-    return json_response(schedule_view(record, operator.ledger.workers(living_only=True)))
+    return json_response(schedule_view(record, operator.ledger.workers.list(living_only=True)))
 
 
 @schedules_router.delete("/{name:path}", summary="Forget a schedule", response_model=ScheduleRemoved)

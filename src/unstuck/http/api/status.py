@@ -144,7 +144,7 @@ def tasks(services: ServicesDep, caller: Reader) -> Response:
                 "is_async": task.is_async,
                 "policy": views.policy_view(decode_policy(task.policy)),
             }
-            for task in sorted(services.ledger.tasks(), key=lambda task: task.name)
+            for task in sorted(services.ledger.queues.tasks(), key=lambda task: task.name)
         ]
     )
 
@@ -182,4 +182,4 @@ def audit(
     before_id: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="Only what came before this one.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> list[AuditEntryView]:
-    return [AuditEntryView(**views.audit_view(note)) for note in services.ledger.audit(before_id, limit)]
+    return [AuditEntryView(**views.audit_view(note)) for note in services.ledger.admin.audit(before_id, limit)]

@@ -155,7 +155,7 @@ def workers(
     """Oldest first. If there are more than `limit`, the header `Link` (`rel="next"`) leads to the next page."""
     wanted = {_state(word) for given in state or () for word in given.split(",")}
     living_only = bool(wanted) and wanted <= LIVE_STATES
-    every = services.ledger.workers(living_only and after is None)
+    every = services.ledger.workers.list(living_only and after is None)
     start = 0 if after is None else _place_behind(every, after)
     found = [worker for worker in every[start:] if not wanted or worker.state in wanted]
     headers = {}
@@ -219,10 +219,10 @@ def shutdown(worker_id: str, service: WorkerServiceDep, caller: Working) -> JSON
     drained. Repeated, it says the same."""
     worker = service.worker(worker_id, caller)
     released, left = service.attempts(worker, caller).release_claimed()
-    service.ledger.retire(worker.id)
+    service.ledger.workers.stop(worker.id)
     service.ledger.notify({"workers"})
     service.workers.forget(worker)
-    record = service.ledger.remote_worker(worker.id)
+    record = service.ledger.workers.remote(worker.id)
     state = WorkerState.STOPPED if record is None else record.state
     return JSONResponse({"id": worker.id, "state": state.value, "released": released, "left_running": left})
 
@@ -244,10 +244,10 @@ async def _come_in(
         if before is not None:
             service.workers.forget(before)
         ledger = service.ledger
-        found = ledger.remote_worker(key) or ledger.remote_worker_named(key)
+        found = ledger.workers.remote(key) or ledger.workers.find_remote(key)
         if found is not None and found.state not in LIVE_STATES and found.id == key:
             # Known by its id: its name may live on already.
-            found = ledger.remote_worker_named(found.name)
+            found = ledger.workers.find_remote(found.name)
         if found is not None and found.state not in LIVE_STATES and not may_speak_for(found, caller):
             # A name is free again when its worker is dead, as in a registration: tokens are changed now and then.
             found = None
@@ -271,10 +271,10 @@ _NOTHING: dict[str, Any] = {"lost": [], "unknown": []}
 
 
 def _compare(service: WorkerService, worker: RemoteWorker, caller: Caller, body: BeatBody) -> dict[str, Any]:
-    held = {(job.job_id, job.token): job for job in service.ledger.held(worker.id)}
+    held = {(job.job_id, job.token): job for job in service.ledger.workers.held(worker.id)}
     named = {(job.job_id, job.token) for job in body.jobs}
     gone = sorted(named - held.keys())
-    fates = service.ledger.fates(gone) if gone else []
+    fates = service.ledger.jobs.fates(gone) if gone else []
     lost = [superseded(fate, None, may_look=may_look(fate, worker, caller)) for fate in fates]
     unknown = [{"job_id": job_id, "token": token} for job_id, token in sorted(held.keys() - named)]
     timeouts = [heartbeat_timeout_s(decode_policy(job.policy), worker) for job in held.values()]
@@ -282,7 +282,7 @@ def _compare(service: WorkerService, worker: RemoteWorker, caller: Caller, body:
 
 
 def _drain(service: WorkerService, who: str, caller: Caller) -> Response:
-    record = service.ledger.remote_worker(who) if could_be_id(who) else None
+    record = service.ledger.workers.remote(who) if could_be_id(who) else None
     if record is None or record.transport is not Transport.HTTP:
         if Scope.OPERATE not in caller.scopes:
             raise Problem(404, "not_found", f"There is no worker {who!r} over HTTP.")
@@ -293,7 +293,7 @@ def _drain(service: WorkerService, who: str, caller: Caller) -> Response:
     if record.owner != caller.token_id or caller.token_id is None:
         # Somebody else than the worker itself, or perhaps so: an operator, whose deeds are written down.
         service.services.operator(caller).workers.drain(record.id)
-    service.ledger.drain(record.id)
+    service.ledger.workers.drain(record.id)
     service.ledger.notify({f"worker:{record.id}"})
     return json_response({"id": record.id, "name": record.name, "request": "drain"})
 

@@ -49,7 +49,7 @@ def workflows(
     limit: Annotated[int, Query(ge=1, le=PAGE)] = 100,
 ) -> Response:
     """Without their nodes, but with how many of them are in which state."""
-    found = services.ledger.workflows(None if state is None else state.value, before, limit + 1)
+    found = services.ledger.workflows.list(None if state is None else state.value, before, limit + 1)
     next_before = found[limit - 1].id if len(found) > limit else None
     return json_response({"workflows": [workflow_summary(one) for one in found[:limit]], "next": next_before})
 
@@ -74,9 +74,9 @@ def start(
     new = msgspec.structs.replace(new, root=root)
     repeated = False
     if idempotency_key is None:
-        stored = services.ledger.begin_workflow(new)
+        stored = services.ledger.workflows.begin(new)
     else:
-        once = services.ledger.begin_workflow_once(request_of(caller, idempotency_key, "workflow", body), new)
+        once = services.ledger.workflows.begin_once(request_of(caller, idempotency_key, "workflow", body), new)
         if not once.stored:
             raise used_before()
         [stored], repeated = once.stored, once.repeated

@@ -166,7 +166,7 @@ def listening(http: HttpSettings, address: str) -> Exposure:
 
 def check_token_exists(http: HttpSettings, address: str, ledger: Ledger) -> None:
     """Refuse to listen where others can reach it while nobody could be told from anybody."""
-    if _private(http, address) or http.token is not None or any(token.valid for token in ledger.api_tokens()):
+    if _private(http, address) or http.token is not None or any(token.valid for token in ledger.admin.api_tokens()):
         return
     where = f"on {address}" if not is_loopback(plain_name(address)) else f"as {', '.join(http.allowed_hosts)}"
     raise ConfigError(f"Others than this machine could come in {where}, and there is no valid token. {CURE}")

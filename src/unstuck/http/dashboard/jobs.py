@@ -149,9 +149,9 @@ def job_data(viewing: View, key: str) -> dict[str, Any]:
     story = operator.why(int(key), workers=seen.workers, queues=seen.queues)
     job = story.job
     ledger = viewing.services.ledger
-    attempts = ledger.attempts(job.id)
-    events = ledger.events(job_id=job.id, limit=EVENTS_LOOKED_AT) if job.state is JobState.RUNNING else []
-    progress = views.progress_of(job, ledger.progress([job.id]).get(job.id), attempts)
+    attempts = ledger.jobs.attempts(job.id)
+    events = ledger.events.list(job_id=job.id, limit=EVENTS_LOOKED_AT) if job.state is JobState.RUNNING else []
+    progress = views.progress_of(job, ledger.jobs.progress([job.id]).get(job.id), attempts)
     args, kwargs = views.shown_call(job, viewing.redact)
     return {
         "job": job,
@@ -161,7 +161,7 @@ def job_data(viewing: View, key: str) -> dict[str, Any]:
         "timeline": timeline(job, attempts, seen.at),
         "stacks": [event for event in events if event.kind == EventKind.STACK and event.at >= (job.started_at or 0.0)],
         "may_ask_stack": job.state is JobState.RUNNING,
-        "tries": _tries(attempts, ledger.outputs(job.id)),
+        "tries": _tries(attempts, ledger.jobs.outputs(job.id)),
         "names": {worker.id: worker.name for worker in seen.workers},
         "progress": RunningJob(job, progress),
         "args": args,

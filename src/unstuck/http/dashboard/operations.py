@@ -29,11 +29,11 @@ router = APIRouter()
 def queues_data(viewing: View, key: str) -> dict[str, Any]:
     queues = viewing.snapshot().queues
     operator = viewing.operator()
-    lines = operator.ledger.concurrency_keys(limit=MAX_KEYS)
+    lines = operator.ledger.queues.concurrency_keys(limit=MAX_KEYS)
     return {
         "queues": sorted(queues, key=lambda queue: queue.name),
         "longest_s": max((queue.oldest_pending_s or 0.0 for queue in queues), default=0.0),
-        "limits": {record.name: _limit(record) for record in operator.ledger.queue_limits()},
+        "limits": {record.name: _limit(record) for record in operator.ledger.queues.limits()},
         "lines": [
             _concurrency_key(key_record)
             for key_record in lines
@@ -83,7 +83,7 @@ LATE_S = 2.0
 def schedules_data(viewing: View, key: str) -> dict[str, Any]:
     seen = viewing.snapshot()
     known = {task for worker in seen.workers if worker.state in LIVE_STATES for task in worker.tasks}
-    return {"schedules": [_row(record, seen, known) for record in viewing.services.ledger.schedules()]}
+    return {"schedules": [_row(record, seen, known) for record in viewing.services.ledger.schedules.list()]}
 
 
 def _row(record: ScheduleRecord, seen: Snapshot, known: set[str]) -> dict[str, Any]:
@@ -213,6 +213,6 @@ def audit(
     before_id: Annotated[int | None, Query(ge=1, le=2**63 - 1)] = None,
 ) -> HTMLResponse:
     viewing: View = request.app.state.view
-    notes = viewing.services.ledger.audit(before_id, MAX_AUDIT_SHOWN)
+    notes = viewing.services.ledger.admin.audit(before_id, MAX_AUDIT_SHOWN)
     older = notes[-1].id if len(notes) == MAX_AUDIT_SHOWN else None
     return render(request, "audit.html", **common(viewing.snapshot()), notes=notes, older=older, here="/audit")

@@ -20,8 +20,8 @@ from unstuck.http.dashboard.pages import Page, View
 from unstuck.http.dashboard.rendering import capital, coarse, count, render
 from unstuck.http.dashboard.snapshot import Snapshot
 from unstuck.ledger.contract.events import EventRecord
-from unstuck.ledger.contract.jobs import JobRecord
-from unstuck.ledger.contract.workers import Progress, WorkerRecord
+from unstuck.ledger.contract.jobs import JobRecord, Progress
+from unstuck.ledger.contract.workers import WorkerRecord
 from unstuck.notify.failures import FAILED
 
 LATELY_S = 3600.0

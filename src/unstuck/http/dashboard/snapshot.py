@@ -13,9 +13,9 @@ from unstuck.domain.states import HELD_STATES, JobState
 from unstuck.errors import ErrorCode, UnstuckError
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.events import EventRecord
-from unstuck.ledger.contract.jobs import JobFilter, JobRecord
+from unstuck.ledger.contract.jobs import JobFilter, JobRecord, Progress
 from unstuck.ledger.contract.queues import QueueRecord
-from unstuck.ledger.contract.workers import Progress, WorkerRecord
+from unstuck.ledger.contract.workers import WorkerRecord
 from unstuck.logs import logger
 
 T = TypeVar("T")
@@ -69,13 +69,13 @@ class RecentEvents:
 
     def read(self, ledger: Ledger) -> None:
         cursor = self._cursor
-        page = None if cursor is None else ledger.events_since(cursor, limit=MAX_KEPT)
+        page = None if cursor is None else ledger.events.since(cursor, limit=MAX_KEPT)
         if cursor is None or page is None or not page.is_known or len(page.events) >= MAX_KEPT:
             # The first look, or more happened than is kept, or what was read is not what the ledger has now.
             if cursor is not None and page is not None and page.contradicts(cursor):
                 self._events.clear()
-            self._cursor = ledger.newest_cursor()
-            fresh = ledger.events(limit=MAX_KEPT)
+            self._cursor = ledger.events.newest_cursor()
+            fresh = ledger.events.list(limit=MAX_KEPT)
         else:
             for event in page.events:
                 cursor = cursor.after(event.transaction, event.id, event.at, page.running)
@@ -93,7 +93,7 @@ class RecentEvents:
         wanted = dict.fromkeys(event.job_id for event in reversed(self.events) if event.job_id is not None)
         named = list(wanted)[:MAX_NAMED]
         for job_id in [job_id for job_id in named if job_id not in self._tasks][:NAMED_PER_LOOK]:
-            found = ledger.job(job_id)
+            found = ledger.jobs.get(job_id)
             self._tasks[job_id] = "" if found is None else found.task
         self._tasks = {job_id: self._tasks[job_id] for job_id in named if job_id in self._tasks}
         return dict(self._tasks)
@@ -145,8 +145,8 @@ class SnapshotCache:
         self._activity = activity
         self._minutes: tuple[Minute, ...] = ()
         self._counted_s = 0.0
-        self._workers = SelfThrottled(lambda: tuple(ledger().workers()))
-        self._queues = SelfThrottled(lambda: tuple(ledger().queues()))
+        self._workers = SelfThrottled(lambda: tuple(ledger().workers.list()))
+        self._queues = SelfThrottled(lambda: tuple(ledger().queues.list()))
         self._logbook = RecentEvents()
         self._checkup = DoctorCache(doctor)
         self._lock = threading.Lock()
@@ -173,8 +173,8 @@ class SnapshotCache:
 
     def _look(self) -> Snapshot:
         ledger = self._ledger()
-        held = tuple(ledger.jobs(JobFilter(states=tuple(HELD_STATES), limit=MAX_HELD)))
-        quarantined = ledger.jobs(QUARANTINED)
+        held = tuple(ledger.jobs.list(JobFilter(states=tuple(HELD_STATES), limit=MAX_HELD)))
+        quarantined = ledger.jobs.list(QUARANTINED)
         before = self._logbook.events[-1:]
         self._logbook.read(ledger)
         if self._logbook.events[-1:] != before:
@@ -190,7 +190,7 @@ class SnapshotCache:
             workers=self._workers.get(),
             queues=self._queues.get(),
             held=held,
-            progress=ledger.progress([job.id for job in held]) if held else {},
+            progress=ledger.jobs.progress([job.id for job in held]) if held else {},
             events=self._logbook.events,
             quarantined=len(quarantined),
             tasks_of=self._logbook.tasks_of(ledger, held),

@@ -75,7 +75,7 @@ def worker_data(viewing: View, key: str) -> dict[str, Any]:
         "held": [running_job(job, seen) for job in seen.held_jobs(worker.id)],
         "health": read_health(worker.metadata.get("health")),
         "autopsy": _autopsy(worker),
-        "events": ledger.events(worker_id=worker.id, limit=EVENTS_SHOWN)[::-1],
+        "events": ledger.events.list(worker_id=worker.id, limit=EVENTS_SHOWN)[::-1],
         "metadata": viewing.redact(
             {name: value for name, value in worker.metadata.items() if name not in ("health", "settings")}
         ),

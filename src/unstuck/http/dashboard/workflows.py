@@ -33,7 +33,7 @@ def workflows_data(viewing: View, key: str) -> dict[str, Any]:
     known = [one.value for one in WorkflowState]
     before_id = int(before) if before.isdecimal() and 0 < int(before) <= MAX_JOB_ID else None
     state = state if state in known else ""
-    found = viewing.services.ledger.workflows(state or None, before_id, PAGE + 1)
+    found = viewing.services.ledger.workflows.list(state or None, before_id, PAGE + 1)
     return {
         "workflows": [
             {"record": one, "summary": summary({word: one.counts[word] for word in ORDER if word in one.counts})}

@@ -96,7 +96,7 @@ class HeartbeatBatcher:
         """Have it written without waiting, if that can be done now."""
         loop, _, heartbeats = batch
         try:
-            in_flight = self._ledger().beat_async(heartbeats)
+            in_flight = self._ledger().workers.beat_async(heartbeats)
         except Exception:  # noqa: BLE001 - whatever it is, it is said by who writes them again
             return False
         if in_flight is None:
@@ -180,7 +180,7 @@ class HeartbeatBatcher:
 
     def _answer(self, heartbeats: Sequence[RemoteHeartbeat]) -> Sequence[HeartbeatAnswer | Exception]:
         try:
-            return self._ledger().record_heartbeats(heartbeats)
+            return self._ledger().workers.record_heartbeats(heartbeats)
         except RefusedValue as error:
             # One worker's bad metadata must not cost another its life.
             return [error] if len(heartbeats) == 1 else [self._answer([heartbeat])[0] for heartbeat in heartbeats]

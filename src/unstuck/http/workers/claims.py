@@ -283,14 +283,14 @@ def handed_out_again(ledger: Ledger, worker: RemoteWorker, known: frozenset[int]
     """Give what the worker holds and does not know of: the answer to an earlier claim was lost."""
     jobs: list[dict[str, Any]] = []
     size_bytes = 0
-    for held in ledger.held(worker.id):
+    for held in ledger.workers.held(worker.id):
         if held.token in known:
             continue
         if len(jobs) == limit:
             break
-        record = ledger.job(held.job_id)
+        record = ledger.jobs.get(held.job_id)
         if record is not None and record.token == held.token and record.worker_id == worker.id:
-            inputs = ledger.inputs([held.job_id]).get(held.job_id, b"")
+            inputs = ledger.workflows.inputs([held.job_id]).get(held.job_id, b"")
             job = msgspec.structs.replace(claimed_again(held, record), inputs=inputs)
             journal = journal_of(ledger, job)
             size_bytes += len(job.payload) + len(inputs) + journal.size_bytes

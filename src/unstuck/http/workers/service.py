@@ -132,7 +132,7 @@ class WorkerService:
     def raise_gone(self, worker: RemoteWorker) -> None:
         self.workers.forget(worker)
         self._standings.pop(worker.id, None)
-        record = self.ledger.remote_worker(worker.id)
+        record = self.ledger.workers.remote(worker.id)
         if record is None:
             raise Problem(
                 409,

@@ -92,7 +92,7 @@ class TurnBatcher:
         if len(turns) == 1:
             return [self._write_alone(turns[0])]
         try:
-            answers = self._ledger().exchange(Exchange(turns=tuple(turns))).turns
+            answers = self._ledger().workers.exchange(Exchange(turns=tuple(turns))).turns
         except (RefusedValue, LedgerBusy):
             return [self._write_alone(turn) for turn in turns]
         except Exception as error:  # noqa: BLE001 - handed to everybody whose turn this was
@@ -103,6 +103,6 @@ class TurnBatcher:
 
     def _write_alone(self, turn: Turn) -> Answer:
         try:
-            return self._ledger().turn(turn)
+            return self._ledger().workers.turn(turn)
         except Exception as error:  # noqa: BLE001 - handed to whoever waits for it
             return error

@@ -5,7 +5,7 @@ from collections import deque
 from itertools import islice
 from typing import TypeVar
 
-from unstuck.ledger.contract.workers import Progress
+from unstuck.ledger.contract.jobs import Progress
 from unstuck.mdp.broker.batch import Batch, LateReply, MmiQuery, Registration, WorkerDeath, WorkerTurn
 from unstuck.mdp.broker.handed_out import AbandonedWorker
 

@@ -7,9 +7,8 @@ import msgspec
 
 from unstuck.domain.endings import Ending
 from unstuck.domain.liveness import Detector
-from unstuck.ledger.contract.events import JobPosition
-from unstuck.ledger.contract.jobs import JobRecord, Outcome, TaskRecord
-from unstuck.ledger.contract.workers import Claimed, HeartbeatAnswer, Progress, RemoteHeartbeat, ReplyAddress, Success
+from unstuck.ledger.contract.jobs import JobPosition, JobRecord, Outcome, Progress, TaskRecord
+from unstuck.ledger.contract.workers import Claimed, HeartbeatAnswer, RemoteHeartbeat, ReplyAddress, Success
 from unstuck.mdp.broker.handed_out import AbandonedWorker
 from unstuck.mdp.broker.jobs import Call
 from unstuck.mdp.broker.requests import ClientRequest

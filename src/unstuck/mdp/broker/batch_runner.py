@@ -109,7 +109,10 @@ class BatchRunner:
         steps = [Step(partial(self._declare_dead, death, result), defer(left.deaths, death)) for death in batch.deaths]
         steps += [Step(partial(self._withdraw, one, result), defer(left.withdrawn, one)) for one in batch.withdrawn]
         steps += [
-            Step(partial(self._ledger.note_progress, worker_id, [note]), defer(left.progress_notes, (worker_id, note)))
+            Step(
+                partial(self._ledger.workers.note_progress, worker_id, [note]),
+                defer(left.progress_notes, (worker_id, note)),
+            )
             for worker_id, note in batch.progress_notes
         ]
         steps += [
@@ -142,7 +145,7 @@ class BatchRunner:
         The batch with the next heartbeats waits behind it. If one of these workers dies meanwhile, its death is in that
         batch too."""
         if self._alive:
-            self._ledger.record_heartbeats([RemoteHeartbeat(worker_id) for worker_id in sorted(self._alive)])
+            self._ledger.workers.record_heartbeats([RemoteHeartbeat(worker_id) for worker_id in sorted(self._alive)])
 
     def close(self) -> None:
         self._wakeups.flush()
@@ -160,13 +163,13 @@ class BatchRunner:
         for worker_id, worker_turn in list(batch.worker_turns.items()):
             if not worker_turn.late_replies:
                 continue
-            worker = self._ledger.remote_worker(worker_id)
+            worker = self._ledger.workers.remote(worker_id)
             held = set()
             genuine = worker_turn.late_replies
             if worker is not None and worker.transport is Transport.MDP and worker.state in LIVE_STATES:
                 genuine = [late for late in worker_turn.late_replies if late.owner == worker.owner]
                 result.forged += [late.sender for late in worker_turn.late_replies if late.owner != worker.owner]
-                held = {(job.job_id, job.token) for job in self._ledger.held(worker_id)} if genuine else set()
+                held = {(job.job_id, job.token) for job in self._ledger.workers.held(worker_id)} if genuine else set()
             due = [late.done for late in genuine if (late.done.job_id, late.done.token) in held]
             result.refused_replies += len(genuine) - len(due)
             worker_turn.done += due
@@ -182,14 +185,14 @@ class BatchRunner:
         self._registrar.forget(death.worker_id)
         self._alive.discard(death.worker_id)
         self._reaper.report_death(death.worker_id, death.detector, death.evidence, seen=self._seen(death.worker_id))
-        result.deaths.append((death, None if death.job_id is None else self._ledger.job(death.job_id)))
+        result.deaths.append((death, None if death.job_id is None else self._ledger.jobs.get(death.job_id)))
 
     def _seen(self, worker_id: str) -> WorkerWatch | None:
         """Return a worker as it was read a moment ago. The ledger checks its state again with the death."""
         now_s = time.monotonic()
         is_old = worker_id not in self._watched or now_s - self._watched_s > WATCH_EVERY_S
         if is_old and not self._has_watched:
-            self._watched = {worker.id: worker for worker in self._ledger.watch()}
+            self._watched = {worker.id: worker for worker in self._ledger.recovery.watch()}
             self._watched_s = now_s
             self._has_watched = True
         return self._watched.get(worker_id)
@@ -205,26 +208,26 @@ class BatchRunner:
             return
         self._registrar.forget(worker_id)
         self._alive.discard(worker_id)
-        self._ledger.retire(worker_id)
+        self._ledger.workers.stop(worker_id)
 
     def _expire(self, job_ids: list[int], result: BatchResult) -> None:
         # Read again, since a worker of another interface may have started it after the last poll.
-        waiting = [position.job_id for position in self._ledger.job_position(job_ids) if position.worker_id is None]
+        waiting = [position.job_id for position in self._ledger.jobs.positions(job_ids) if position.worker_id is None]
         # A job whose row another session holds would block all the others.
-        blocked = self._ledger.blocked_outcomes(waiting)
+        blocked = self._ledger.workers.blocked_outcomes(waiting)
         free = [job_id for job_id in waiting if job_id not in blocked]
         waited_s = self._settings.mdp.request_ttl_s
-        result.expired = self._ledger.cancel_untaken(free, waited_s, f"{BY}: nobody took it in time")
+        result.expired = self._ledger.jobs.cancel_untaken(free, waited_s, f"{BY}: nobody took it in time")
 
     def _poll(self, job_ids: list[int], result: BatchResult) -> None:
-        result.outcomes = self._ledger.outcomes(job_ids)
+        result.outcomes = self._ledger.jobs.outcomes(job_ids)
         ended = {outcome.job_id for outcome in result.outcomes}
         if left := [job_id for job_id in job_ids if job_id not in ended]:
-            result.positions = self._ledger.job_position(left)
+            result.positions = self._ledger.jobs.positions(left)
 
     def _find_reply_addresses(self, client: bytes, result: BatchResult) -> None:
         found: list[ReplyAddress] = []
-        while page := self._ledger.reply_addresses(client, found[-1].job_id if found else 0):
+        while page := self._ledger.workers.reply_addresses(client, found[-1].job_id if found else 0):
             found += page
         result.reply_addresses[client] = found
 
@@ -239,9 +242,9 @@ class BatchRunner:
         if result.deferred.concerns(worker_id):
             result.deferred.stale_registrations.append(worker_id)
             return
-        if left := self._ledger.held(worker_id):
-            self._ledger.turn(Turn(worker_id, release=tuple(Release(job.job_id, job.token) for job in left)))
-        self._ledger.retire(worker_id)
+        if left := self._ledger.workers.held(worker_id):
+            self._ledger.workers.turn(Turn(worker_id, release=tuple(Release(job.job_id, job.token) for job in left)))
+        self._ledger.workers.stop(worker_id)
 
     def _take_over(self, abandoned: AbandonedWorker, result: BatchResult) -> None:
         """Settle the jobs that a dead broker held for an old worker, except the one whose reply may still come."""
@@ -249,9 +252,9 @@ class BatchRunner:
             # Its reply has come and waits for a lock.
             result.deferred.abandoned.append(abandoned)
             return
-        worker = self._ledger.remote_worker(abandoned.worker_id)
+        worker = self._ledger.workers.remote(abandoned.worker_id)
         if worker is not None and worker.state in LIVE_STATES and worker.id not in self._registrar.claim_requests:
-            held = self._ledger.held(worker.id)
+            held = self._ledger.workers.held(worker.id)
             kept = None if abandoned.is_given_up else abandoned.working_on
             left = [job for job in held if (job.job_id, job.token) != kept]
             # Only jobs that may run again are prefetched. The reply of any other job was lost.
@@ -261,7 +264,7 @@ class BatchRunner:
                 if decode_policy(job.policy).on_crash != "retry" or (job.job_id, job.token) == abandoned.working_on
             ]
             if left:
-                self._ledger.turn(
+                self._ledger.workers.turn(
                     Turn(
                         worker.id,
                         endings=tuple(_lost(job) for job in lost),
@@ -271,7 +274,7 @@ class BatchRunner:
                 self._wakeups.send({f"queue:{job.queue}" for job in left})
                 log.warning("A broker died. What it kept for a worker is settled", worker=worker.id, jobs=len(left))
             if len(left) == len(held):
-                self._ledger.retire(worker.id)
+                self._ledger.workers.stop(worker.id)
         if abandoned.is_given_up or not abandoned.may_be_given_up:
             abandoned.record.settled(abandoned.worker_id)
 

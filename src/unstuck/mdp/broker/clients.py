@@ -6,8 +6,7 @@ from typing import Any
 from unstuck.config import MdpSettings
 from unstuck.domain.frames import write_map
 from unstuck.domain.states import FINAL_STATES, JobState
-from unstuck.ledger.contract.events import JobPosition
-from unstuck.ledger.contract.jobs import JobRecord, Outcome, TaskRecord
+from unstuck.ledger.contract.jobs import JobPosition, JobRecord, Outcome, TaskRecord
 from unstuck.ledger.contract.workers import ReplyAddress
 from unstuck.mdp import protocol
 from unstuck.mdp.broker import jobs, notifications

@@ -156,7 +156,7 @@ class Exchanger:
     def _defer_blocked_jobs(self, part: Part, result: BatchResult) -> bool:
         """Defer outcomes of jobs whose rows other sessions hold. Return whether there were any."""
         owners = part.attempts()
-        holders = self._ledger.blocked_outcomes([job_id for job_id, _ in owners]) if owners else {}
+        holders = self._ledger.workers.blocked_outcomes([job_id for job_id, _ in owners]) if owners else {}
         stuck = {key: worker_id for key, worker_id in owners.items() if key[0] in holders}
         if not stuck:
             return False
@@ -178,7 +178,7 @@ class Exchanger:
         stuck: set[str] = set()
         # Another session may hold the whole table. Then all is retried.
         with suppress(LedgerBusy):
-            stuck = self._ledger.blocked_workers(part.worker_turns) if part.worker_turns else set()
+            stuck = self._ledger.workers.blocked(part.worker_turns) if part.worker_turns else set()
         if not stuck:
             return False
         for worker_id in sorted(stuck - self._blocked)[:MAX_NAMED]:
@@ -199,7 +199,7 @@ class Exchanger:
             if outcomes:
                 # Only a hint for others, which must not block anything.
                 with suppress(LedgerError):
-                    self._ledger.note_deferred(worker_id, outcomes)
+                    self._ledger.workers.note_deferred(worker_id, outcomes)
 
     def _isolate_refused(self, part: Part, batch: Batch, result: BatchResult, error: RefusedValue) -> Sequence[Step]:
         """Return one step per request and turn, since one value cannot be stored and nothing was."""
@@ -224,7 +224,7 @@ class Exchanger:
         self, worker_id: str, worker_turn: WorkerTurn, why: str, batch: Batch, result: BatchResult
     ) -> None:
         turn = _without_results(self._turn(worker_id, worker_turn), why)
-        self._apply_turns([turn], result, self._ledger.exchange(Exchange(turns=(turn,))).turns)
+        self._apply_turns([turn], result, self._ledger.workers.exchange(Exchange(turns=(turn,))).turns)
         self._written(Part(worker_turns={worker_id: worker_turn}), batch)
 
     # ------------------------------------------------------------------------------------------
@@ -244,12 +244,12 @@ class Exchanger:
             answered=tuple(part.answered),
         )
         try:
-            answer = self._ledger.exchange(exchange)
+            answer = self._ledger.workers.exchange(exchange)
         except UncertainCommit:
             if part.posts:
                 raise
             # Heartbeats and reply addresses may be written twice. Turns are compared with the held jobs.
-            beats = self._ledger.exchange(msgspec.structs.replace(exchange, turns=())).heartbeats
+            beats = self._ledger.workers.exchange(msgspec.structs.replace(exchange, turns=())).heartbeats
             answer = ExchangeAnswer(turns=None, heartbeats=beats)
         self._apply_stored(part, result, answer)
         self._apply_turns(turns, result, answer.turns)
@@ -292,13 +292,13 @@ class Exchanger:
         """Compare with the held jobs after the answer of a turn was lost.
 
         Repeat the turn if it was not written, and release claims that the broker does not know."""
-        held = {(job.job_id, job.token) for job in self._ledger.held(turn.worker_id)}
+        held = {(job.job_id, job.token) for job in self._ledger.workers.held(turn.worker_id)}
         settled = {(done.job_id, done.token) for done in turn.done}
         settled |= {(ending.job_id, ending.token) for ending in turn.endings}
         if settled & held:
-            return self._ledger.turn(turn)
+            return self._ledger.workers.turn(turn)
         if unknown := held - settled - self._known:
-            self._ledger.turn(Turn(turn.worker_id, release=tuple(Release(*key) for key in unknown)))
+            self._ledger.workers.turn(Turn(turn.worker_id, release=tuple(Release(*key) for key in unknown)))
         return TurnAnswer(True)
 
     def _turn(self, worker_id: str, worker_turn: WorkerTurn) -> Turn:

@@ -41,9 +41,9 @@ class MmiAnswers:
         if not protocol.is_service(name):
             return protocol.NOT_FOUND
         service = name.decode("ascii")
-        known = {task.name: task.queue for task in self._ledger.tasks()}
+        known = {task.name: task.queue for task in self._ledger.queues.tasks()}
         pair = (known.get(service, service), service)
-        return protocol.NOT_FOUND if self._ledger.unserved([pair]) else protocol.OK
+        return protocol.NOT_FOUND if self._ledger.queues.unserved([pair]) else protocol.OK
 
     def _status(self, query: bytes) -> list[bytes]:
         record = self._job(query)
@@ -68,18 +68,18 @@ class MmiAnswers:
     def _job(self, query: bytes) -> JobRecord | None:
         job_id = (read_note(query) or {}).get("job_id", query)
         if isinstance(job_id, int):
-            return self._ledger.job(job_id) if 0 <= job_id < 10**MAX_DIGITS else None
+            return self._ledger.jobs.get(job_id) if 0 <= job_id < 10**MAX_DIGITS else None
         if not isinstance(job_id, bytes | str):
             return None
         text = job_id.decode("ascii", "replace") if isinstance(job_id, bytes) else job_id
         if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS:
             return None
-        return self._ledger.job(int(text))
+        return self._ledger.jobs.get(int(text))
 
     def _services(self) -> list[dict[str, Any]]:
-        queues = {queue.name: queue for queue in self._ledger.queues()}
+        queues = {queue.name: queue for queue in self._ledger.queues.list()}
         found = []
-        for task in self._ledger.tasks()[:MAX_LISTED]:
+        for task in self._ledger.queues.tasks()[:MAX_LISTED]:
             queue = queues.get(task.queue)
             found.append(
                 {
@@ -92,7 +92,7 @@ class MmiAnswers:
         return found
 
     def _workers(self) -> list[dict[str, Any]]:
-        return [_worker(worker) for worker in self._ledger.workers(living_only=True)[:MAX_LISTED]]
+        return [_worker(worker) for worker in self._ledger.workers.list(living_only=True)[:MAX_LISTED]]
 
     def _health(self) -> dict[str, Any]:
         found = quick_health(self._ledger, self._settings)

@@ -49,7 +49,7 @@ class Registrar:
 
     def _read_tasks(self, result: BatchResult, *, is_needed: bool) -> None:
         if is_needed or time.monotonic() - self._tasks_read_s > TASKS_EVERY_S:
-            result.tasks = {task.name: task for task in self._ledger.tasks()}
+            result.tasks = {task.name: task for task in self._ledger.queues.tasks()}
             self._tasks = result.tasks
             self._services = set(result.tasks)
             self._tasks_read_s = time.monotonic()
@@ -75,22 +75,22 @@ class Registrar:
         held_claim = registration.held_claim
         own: Claimed | None = None
         unknown = []
-        for job in self._ledger.held(worker.id):
-            record = self._ledger.job(job.job_id)
+        for job in self._ledger.workers.held(worker.id):
+            record = self._ledger.jobs.get(job.job_id)
             if held_claim is None or record is None or (job.job_id, job.token) != (held_claim.job_id, held_claim.token):
                 unknown.append(Release(job.job_id, job.token))
                 continue
             own = claimed_again(job, record)
         if unknown:
-            self._ledger.turn(Turn(worker.id, release=tuple(unknown)))
+            self._ledger.workers.turn(Turn(worker.id, release=tuple(unknown)))
         self.claim_requests[worker.id] = ClaimRequest(worker.queues, worker.tasks, limit=1, start=1)
         return ResumedWorker(worker.id, own)
 
     def _former_worker(self, registration: Registration) -> WorkerRecord | None:
         if registration.held_claim is not None:
-            worker = self._ledger.remote_worker(registration.held_claim.worker_id)
+            worker = self._ledger.workers.remote(registration.held_claim.worker_id)
         else:
-            worker = self._ledger.remote_worker_named(registration.name) if registration.named else None
+            worker = self._ledger.workers.find_remote(registration.name) if registration.named else None
         # A worker with a claim request is connected to this broker now.
         if worker is None or worker.state not in LIVE_STATES or worker.id in self.claim_requests:
             return None
@@ -109,7 +109,7 @@ class Registrar:
             )
             return False
         if registration.named:
-            standing = self._ledger.remote_worker_named(registration.name)
+            standing = self._ledger.workers.find_remote(registration.name)
             if standing is not None and standing.state in LIVE_STATES and standing.id != registration.worker_id:
                 if standing.owner == registration.owner and standing.id in self.claim_requests:
                     # It came back before the end of its former connection was written.
@@ -124,12 +124,12 @@ class Registrar:
         except NameTaken:
             # A Python worker has it.
             self.forget(registration.worker_id)
-            standing_id = self._ledger.living_python_worker(registration.name) or ""
+            standing_id = self._ledger.workers.find_python(registration.name) or ""
             result.refused_registrations.append(
                 (registration, protocol.NAME_TAKEN, name_taken(registration.name, standing_id))
             )
             return False
-        if registration.named and self._ledger.remote_worker(registration.worker_id) is None:
+        if registration.named and self._ledger.workers.remote(registration.worker_id) is None:
             # Another broker was faster.
             self.forget(registration.worker_id)
             result.refused_registrations.append((registration, protocol.NAME_TAKEN, name_taken(registration.name)))
@@ -143,7 +143,7 @@ class Registrar:
         self.claim_requests[registration.worker_id] = ClaimRequest(queues, registration.services, limit=1, start=1)
         self._services |= set(registration.services)
         mdp = self._settings.mdp
-        self._ledger.register(
+        self._ledger.workers.register(
             NewWorker(
                 id=registration.worker_id,
                 name=registration.name,

@@ -7,7 +7,8 @@ from typing import Any
 
 from unstuck.domain.endings import MAX_MESSAGE_CHARS, Attempt, storable_text
 from unstuck.domain.policy import decode_policy
-from unstuck.ledger.contract.workers import Claimed, Progress
+from unstuck.ledger.contract.jobs import Progress
+from unstuck.ledger.contract.workers import Claimed
 from unstuck.mdp.protocol import Message
 
 MOST = 1e15

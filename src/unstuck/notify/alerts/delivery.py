@@ -208,12 +208,12 @@ def target_status(ledger: Ledger, rules: Alerts) -> list[TargetStatus]:
     views = []
     for target in read_targets(rules):
         kind = "webhook" if target.is_webhook else "apprise"
-        found = ledger.alert_target(target.fingerprint)
+        found = ledger.events.alert_target(target.fingerprint)
         if found is None:
             views.append(TargetStatus(target.shown, kind, False))
             continue
         book = read_state(found.state)
-        waiting = len(ledger.events_for_alerts(kinds, read_cursor(found.position), book.told_ids, MAX_BATCH).events)
+        waiting = len(ledger.events.for_alerts(kinds, read_cursor(found.position), book.told_ids, MAX_BATCH).events)
         views.append(
             TargetStatus(
                 target.shown,

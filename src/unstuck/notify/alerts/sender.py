@@ -68,13 +68,13 @@ class TargetSender:
         """Tell what is due, if anything is and nobody else is at it."""
         if self._send is not None:
             return
-        found = ledger.alert_target(self.target.fingerprint)
+        found = ledger.events.alert_target(self.target.fingerprint)
         if found is None:
-            ledger.add_alert_target(self.target.fingerprint)
+            ledger.events.add_alert_target(self.target.fingerprint)
             return
         book = read_state(found.state)
         position = read_cursor(found.position)
-        page = ledger.events_for_alerts(self._kinds, position, book.told_ids, MAX_BATCH)
+        page = ledger.events.for_alerts(self._kinds, position, book.told_ids, MAX_BATCH)
         if not page.is_known and position.is_ahead_of(found.newest) and found.newest.id:
             self._begin_again(ledger, found, book)
             return
@@ -117,7 +117,9 @@ class TargetSender:
         if not events:
             # Nothing of it is left to be told.
             settled = alerts_delivery.delivered(book, found.now_at)
-            ledger.save_alert_target(self.target.fingerprint, found.version, found.position, write_state(settled))
+            ledger.events.save_alert_target(
+                self.target.fingerprint, found.version, found.position, write_state(settled)
+            )
             return
         self._dispatch(ledger, found, book, events, book.sending.delivery, book.sending.tries + 1)
 
@@ -134,7 +136,7 @@ class TargetSender:
         keys = tuple(event.key for event in events)
         sending = Delivery(delivery, keys, found.now_at, self._by, found.now_at + lease_s, tries)
         text = write_state(alerts_delivery.begin(book, sending))
-        if not ledger.save_alert_target(self.target.fingerprint, found.version, found.position, text):
+        if not ledger.events.save_alert_target(self.target.fingerprint, found.version, found.position, text):
             # Somebody else was faster.
             return
         if failpoints.active:
@@ -151,13 +153,15 @@ class TargetSender:
         if failpoints.active:
             failpoints.reached("alerts.after_send")
         for _ in range(SETTLE_TRIES):
-            found = ledger.alert_target(self.target.fingerprint)
+            found = ledger.events.alert_target(self.target.fingerprint)
             book = None if found is None else read_state(found.state)
             if found is None or book is None or book.sending is None or book.sending.delivery != delivery:
                 # Somebody took us for dead and finished it.
                 return
             settled = self._settled(book, found.now_at, outcome)
-            if ledger.save_alert_target(self.target.fingerprint, found.version, found.position, write_state(settled)):
+            if ledger.events.save_alert_target(
+                self.target.fingerprint, found.version, found.position, write_state(settled)
+            ):
                 self._report(book, settled, outcome)
                 return
 
@@ -187,13 +191,13 @@ class TargetSender:
         keys = [event.key for event in untold]
         reached, trimmed = alerts_delivery.advance(book, position, keys, found.newest, found.now_at)
         if (reached, trimmed) != (position, book):
-            ledger.save_alert_target(self.target.fingerprint, found.version, str(reached), write_state(trimmed))
+            ledger.events.save_alert_target(self.target.fingerprint, found.version, str(reached), write_state(trimmed))
 
     def _begin_again(self, ledger: Ledger, found: AlertTarget, book: DeliveryState) -> None:
         """Go on with what is new: the position is of a history that the ledger does not have, as after a restore."""
         log.warning(_GAP, target=self.target.shown)
         fresh = msgspec.structs.replace(book, told=(), sending=None)
-        ledger.save_alert_target(self.target.fingerprint, found.version, str(found.newest), write_state(fresh))
+        ledger.events.save_alert_target(self.target.fingerprint, found.version, str(found.newest), write_state(fresh))
 
     def _mind_the_gap(self, is_known: bool) -> None:
         """Report that retention removed events, or a failover replaced them, before this target was told."""
@@ -245,7 +249,7 @@ class AlertSender:
 
     def run_round(self) -> None:
         """Do what is due, if this round is ours."""
-        if not self._ledger.take_ticket(ROUND_TICKET, ROUND_S * 0.9):
+        if not self._ledger.maintenance.take_ticket(ROUND_TICKET, ROUND_S * 0.9):
             return
         # Targets first: one that is met in this round is to hear of the conditions that it finds.
         self._each(lambda sender: sender.look(self._ledger))
@@ -277,13 +281,13 @@ class AlertSender:
         if now_s < self._conditions_s:
             return
         self._conditions_s = now_s + CONDITIONS_S
-        if not self._ledger.take_ticket(CONDITIONS_TICKET, CONDITIONS_S * 0.9):
+        if not self._ledger.maintenance.take_ticket(CONDITIONS_TICKET, CONDITIONS_S * 0.9):
             return
-        look = self._ledger.look_for_conditions(self._rules.heartbeat_late_s)
-        known = self._ledger.conditions()
+        look = self._ledger.events.look_for_conditions(self._rules.heartbeat_late_s)
+        known = self._ledger.events.conditions()
         found = find_conditions(look, self._rules, self._check_interval_s, self._look_at_failures(), known)
         changes = compare(found, known, look, self._rules)
-        self._ledger.change_conditions(changes, self._rules.remind_every_s)
+        self._ledger.events.change_conditions(changes, self._rules.remind_every_s)
 
     def _look_at_failures(self) -> Failures:
         """Return which tasks and schedules fail; counted by the minute, and looked at less often than the rest."""
