@@ -65,10 +65,17 @@ def decode_cbor_fields(
     """Return the entries of a map whose keys are among `names`, without building any of the others.
 
     Those may be of any kind. A wanted one that is refused raises, or is left out if we are `lenient`."""
+    return count_cbor_fields(data, names, bounds, what, lenient=lenient)[0]
+
+
+def count_cbor_fields(
+    data: bytes, names: Collection[str], bounds: Bounds, what: str = "The CBOR", *, lenient: bool = False
+) -> tuple[dict[str, Any], int]:
+    """Like `decode_cbor_fields`. Return how many values the map holds, too."""
     if not is_cbor_map(data):
         raise NotDecodable(f"{what} is not a map.")
     entries: list[int] = []
-    _walk(data, bounds, what, entries)
+    count = _walk(data, bounds, what, entries)
     wanted = {name.encode(): name for name in names}
     ends = [*entries[2::2], len(data) - _is_endless(data)]
     found: dict[str, Any] = {}
@@ -80,7 +87,7 @@ def decode_cbor_fields(
             found.pop(name, None)
             with suppress(*([NotDecodable] if lenient else [])):
                 found[name] = decode_cbor(data[value_at:end], bounds, what)
-    return found
+    return found, count
 
 
 def is_cbor_map(data: bytes) -> bool:
