@@ -85,13 +85,13 @@ def test_a_map_that_is_too_large_to_look_into_is_still_a_call_of_its_own() -> No
     assert [(call.own_id, call.job.priority) for call in calls] == [(None, 3), ("other", 3)]
 
 
-@pytest.mark.parametrize("name", [WORST[0], WORST[-1]])
+@pytest.mark.parametrize("name", [WORST[0], WORST[-1], "long integers", "rather many long integers"])
 def test_no_reply_to_a_job_in_json_holds_up_the_broker(name: str) -> None:
     bomb = cbor_bombs()[name]()
     assert_bounded(lambda: json_of([bomb]), ())
 
 
-@pytest.mark.parametrize("name", ["small objects", "slow floats", "objects and wide text"])
+@pytest.mark.parametrize("name", ["small objects", "slow floats", "rather many long integers", "objects and wide text"])
 def test_no_json_holds_up_the_broker(name: str) -> None:
     bomb = b'{"JobID":7,"x":' + json_bombs()[name]() + b"}"
     core = broker()

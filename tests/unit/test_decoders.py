@@ -30,8 +30,8 @@ from unstuck.ledger.contract.events import EventRecord
 from unstuck.ledger.contract.jobs import JournalRecord, SignalRecord
 from unstuck.remote.messages import Body
 
-WORST_JSON = ["small objects", "rather slow floats", "objects and wide text"]
-WORST_CBOR = ["long integers that collide as keys", "maps and wide text"]
+WORST_JSON = ["small objects", "rather slow floats", "rather many long integers", "objects and wide text"]
+WORST_CBOR = ["long integers that collide as keys", "rather many long integers", "maps and wide text"]
 
 
 @cache
