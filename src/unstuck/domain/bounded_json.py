@@ -15,8 +15,9 @@ from unstuck.domain.bounds import BoundExceeded, Bounds, NotDecodable, check_siz
 
 T = TypeVar("T")
 
-MAX_LARGE_EXPONENTS = 10_000
-"""Numbers with an exponent of three or more digits: each takes a hundred times as long to read as any other."""
+MAX_LARGE_EXPONENTS = 2_000
+"""Numbers with an exponent of three or more digits: each takes a hundred times as long to read as any other. So many of
+them take 15 ms, also in a short body, which is read in the event loop."""
 LONG_DIGITS = 20
 """A number with so many digits is long. Reading one takes several times as long as reading a short one, and for
 integers the time grows with the square of their digits, as does the time to write them again."""
