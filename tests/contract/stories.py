@@ -29,6 +29,7 @@ from unstuck.domain.liveness import Detector
 from unstuck.domain.node_inputs import NodeError, unpack_inputs
 from unstuck.domain.schedules import ScheduleDefinition, Timing
 from unstuck.domain.states import AttemptState, JobState, Transport, WorkerState
+from unstuck.errors import DuplicateJob
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.admin import Count, NewApiToken
 from unstuck.ledger.contract.events import ConditionChange
@@ -208,6 +209,10 @@ def jobs_expire(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
 def duplicates(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
     ledger.workers.register(living("w1"))
     yield ledger.jobs.enqueue([new_job(unique_key="a"), new_job(unique_key="a")])
+    try:
+        ledger.jobs.enqueue([new_job(unique_key="a", more=JobExtras(on_duplicate="refuse"))])
+    except DuplicateJob as refused:
+        yield str(refused).replace(str(refused.job_id), "N")
     yield ledger.jobs.enqueue([new_job(unique_key="a", more=JobExtras(on_duplicate="replace"))])
     yield ledger.jobs.enqueue([new_job(unique_key="b", more=JobExtras(unique="pending"))])
     yield ledger.jobs.enqueue([new_job(unique_key="c", more=JobExtras(unique_for_s=3600.0))])

@@ -21,7 +21,7 @@ from unstuck.errors import RefusedValue
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import JobExtras, JobFilter, NewJob
 from unstuck.ledger.contract.workers import Claimed, FollowUp, JournalEntry
-from unstuck.remote.journal import Refused, entry_of
+from unstuck.remote.journal import JobJournal, Refused, entry_of
 from unstuck.remote.messages import StepItem
 
 
@@ -178,7 +178,7 @@ def test_signals_that_a_remote_worker_takes_count_for_the_journal_too(ledger: Le
     taken = StepItem(job_id=job.job_id, token=job.token, seq=2, signal=1)
     turn(ledger, entries=[entry(job, 1)])
     with pytest.raises(Refused, match="The steps and signals of one job may hold 16,777,216 bytes"):
-        entry_of(ledger, taken, 1_000_000)
+        entry_of(JobJournal(ledger, job.job_id), taken, 1_000_000)
 
 
 def test_no_wake_up_is_lost_however_signal_and_wait_meet(open_again: Any, ledger: Ledger, w1: str) -> None:

@@ -85,6 +85,37 @@ def test_a_thousand_unknown_outcomes_cost_as_many_reads_as_one(ledger: Ledger) -
     assert {job.job_id for job in ledger.workers.held("w1")} == {job.job_id for job in jobs}
 
 
+def test_many_steps_of_a_job_cost_one_reading_of_its_journal_and_its_signals(ledger: Ledger) -> None:
+    ledger.workers.register(birth("w1", transport=Transport.HTTP))
+    one, other = ({"job_id": job.job_id, "token": job.token} for job in (running(ledger), running(ledger)))
+    for value in (b"1", b"2"):
+        assert ledger.jobs.signal(one["job_id"], "go", value, "me") == "kept"
+    asked = [
+        *(StepItem(**key, seq=seq, name=f"s{seq}") for seq in range(1, 9) for key in (one, other)),
+        StepItem(**one, seq=3, name="s3"),
+        StepItem(**one, seq=4, name="something else"),
+        StepItem(**one, seq=9, signal=1),
+        StepItem(**one, seq=9, signal=1),
+        StepItem(**one, seq=10, signal=1),
+        StepItem(**one, seq=10, signal=2),
+        StepItem(**other, seq=0, value=1),
+    ]
+    counting = Counting(ledger)
+    results = hands_of(counting).steps(asked)
+    assert [(said["job_id"], said["status"]) for said in results] == [
+        *((key["job_id"], "written") for _ in range(8) for key in (one, other)),
+        (one["job_id"], "already"),
+        (one["job_id"], "step_mismatch"),
+        (one["job_id"], "written"),
+        (one["job_id"], "already"),
+        (one["job_id"], "taken"),
+        (one["job_id"], "written"),
+        (other["job_id"], "written"),
+    ]
+    assert (counting.calls["journal"], counting.calls["signals"]) == (2, 1)
+    assert [entry.seq for entry in ledger.jobs.journal(one["job_id"])] == list(range(1, 11))
+
+
 def test_what_became_of_attempts_is_told_alike_by_both_databases(ledger: Ledger) -> None:
     ledger.workers.register(birth("w1", transport=Transport.HTTP))
     ledger.workers.register(birth("w2"))

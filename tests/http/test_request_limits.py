@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.support.fleet import wait_for
-from tests.support.http_server import PATIENCE_S, SecuredServer, guarded_door, raw, status_of
+from tests.support.http_server import PATIENCE_S, SecuredServer, guarded_door, make_token, raw, status_of
 from tests.support.signals import OwnProcess
 
 from unstuck.domain.api_tokens import Scope
@@ -341,6 +341,29 @@ def test_a_body_that_is_still_on_its_way_counts_as_a_request_that_waits(tmp_path
             for line in lines:
                 line.close()
         wait_for(lambda: door.ask("GET", "/api/v1/audit", door.all).status_code == 200, "room again")
+
+
+@pytest.mark.parametrize("length", ["Content-Length: 8000000", "Transfer-Encoding: chunked"])
+def test_large_bodies_that_are_slow_to_come_keep_no_heartbeat_waiting(tmp_path: Path, length: str) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    with guarded_door(url, UNSTUCK_HTTP_BODY_TIMEOUT="10m") as door, ExitStack() as stack:
+        host, port = door.host.split(":")
+        worker = door.token(Scope.WORKER)
+        for _ in range(2):
+            _, token = make_token(url, Scope.ENQUEUE)
+            for _ in range(2):
+                line = stack.enter_context(socket.create_connection((host, int(port)), timeout=PATIENCE_S))
+                said = head(door, JSON, length, "Expect: 100-continue").replace(door.all.encode(), token.encode())
+                line.sendall(said)
+                # The server asks for the body when it has made room for it.
+                assert b"100 Continue" in line.recv(1000)
+                line.sendall(b"20000\r\n" + b" " * 131_072)
+        # All the room for large bodies is taken.
+        for path, body in (
+            ("/api/workers/heartbeat", {"worker_id": "w1"}),
+            ("/api/v1/workers", {"name": "w2", "tasks": ["add"], "metadata": {"note": "x" * 10_000}}),
+        ):
+            assert door.ask("POST", path, worker, json=body).status_code in (200, 201)
 
 
 HEAD_S = 2.0

@@ -3,7 +3,7 @@
 import cbor2
 import pytest
 from tests.mdp.fake_ledger import FakeLedger, broker
-from tests.support.decoding_bombs import assert_bounded, cbor_bombs, json_bombs
+from tests.support.decoding_bombs import SIZE_BYTES, assert_bounded, cbor_bombs, json_bombs
 
 from unstuck.domain.limits import KeyRule
 from unstuck.domain.policy import Policy, encode_policy
@@ -65,19 +65,33 @@ def test_what_the_broker_wants_to_know_is_found_beside_a_body_of_any_kind() -> N
         assert call.job.more.concurrency_key == "of:me"
 
 
+def test_many_maps_in_one_message_are_looked_into_up_to_a_bound_that_they_share() -> None:
+    # Each of them alone would be looked into.
+    frame = b"\xa2\x65JobID\x07\x61a\x9a" + (250_000).to_bytes(4) + b"\x00" * 250_000
+    body = (OPTIONS, *[frame] * (SIZE_BYTES // len(frame)))
+    keyed = TaskRecord("sum", "sum", encode_policy(Policy(order=KeyRule(key="of:{JobID}", parameters=("JobID", "a")))))
+    for tasks in ({}, {"sum": keyed}):
+        assert_bounded(lambda tasks=tasks: read_calls(Request(b"sum", body), tasks, 3, "mdp"), ())
+        calls = read_calls(Request(b"sum", body), tasks, 3, "mdp")
+        assert [call.own_id for call in calls] == ["7"] * 3 + [None] * (len(calls) - 3)
+        assert {call.job.priority for call in calls} == {3}
+        lines = [None if call.job.more is None else call.job.more.line for call in calls]
+        assert lines == (["of:7"] * 3 + ["sum"] * (len(calls) - 3) if tasks else [None] * len(calls))
+
+
 def test_a_map_that_is_too_large_to_look_into_is_still_a_call_of_its_own() -> None:
     large = cbor2.dumps({"JobID": "mine", "rest": [0] * 300_000})
     calls = read_calls(Request(b"echo", (OPTIONS, large, cbor2.dumps({"JobID": "other"}))), {}, 3, "mdp")
     assert [(call.own_id, call.job.priority) for call in calls] == [(None, 3), ("other", 3)]
 
 
-@pytest.mark.parametrize("name", [WORST[0], WORST[-1]])
+@pytest.mark.parametrize("name", [WORST[0], WORST[-1], "long integers", "rather many long integers"])
 def test_no_reply_to_a_job_in_json_holds_up_the_broker(name: str) -> None:
     bomb = cbor_bombs()[name]()
     assert_bounded(lambda: json_of([bomb]), ())
 
 
-@pytest.mark.parametrize("name", ["small objects", "slow floats", "objects and wide text"])
+@pytest.mark.parametrize("name", ["small objects", "slow floats", "rather many long integers", "objects and wide text"])
 def test_no_json_holds_up_the_broker(name: str) -> None:
     bomb = b'{"JobID":7,"x":' + json_bombs()[name]() + b"}"
     core = broker()

@@ -68,7 +68,9 @@ def json_bombs() -> dict[str, Callable[[], bytes]]:
         "slow floats": lambda: repeated(b"5e-324"),
         "slow floats spelt otherwise": lambda: repeated(b"1.7976931348623157E+0308"),
         "slow floats, many digits": lambda: repeated(b"1.2345678901234567890123456789e-300"),
-        "rather slow floats": lambda: b"[" + b",".join([b"1.59751010534266529292e52"] * 260_000) + b"]",
+        "rather slow floats": lambda: b"[" + b",".join([b"1.59751010534266529292e52"] * 99_000) + b"]",
+        "more rather slow floats": lambda: b"[" + b",".join([b"1.59751010534266529292e52"] * 260_000) + b"]",
+        "rather many long integers": lambda: b"[" + b",".join([b"9" * 4300] * 460) + b"]",
         "one long integer": lambda: b"1" * SIZE_BYTES,
         "one long float": lambda: b"0." + b"1" * (SIZE_BYTES - 2),
         "one long exponent": lambda: b"1e" + b"9" * (SIZE_BYTES - 2),
@@ -110,6 +112,8 @@ def cbor_bombs() -> dict[str, Callable[[], bytes]]:
         "references to one large array": lambda: b"\xd8\x1c\x9f" + b"\xd8\x1d\x00" * 2_700_000 + b"\xff",
         "a decimal fraction with a large exponent": lambda: b"\xc4\x82\x1b" + b"\x7f" * 8 + b"\x01",
         "one long integer": lambda: b"\xc2\x5a" + _four(SIZE_BYTES - 6) + b"\xff" * (SIZE_BYTES - 6),
+        "long integers": lambda: long_integers(SIZE_BYTES // 1_789),
+        "rather many long integers": lambda: long_integers(440),
         "empty arrays": lambda: b"\x9a" + _four(SIZE_BYTES - 5) + b"\x80" * (SIZE_BYTES - 5),
         "empty maps without a count": lambda: b"\x9f" + b"\xa0" * (SIZE_BYTES - 2) + b"\xff",
         "small maps": lambda: b"\x9f" + b"\xa1\x60\x00" * (SIZE_BYTES // 3 - 1) + b"\xff",
@@ -138,6 +142,11 @@ def _most_cbor() -> bytes:
     maps = (b"\xa1\x60" * 60 + b"\x60") * (260_000 // 121)
     text = b"\xf0\x9f\x98\x80" + b"a" * (SIZE_BYTES - len(maps) - 11)
     return b"\x9f" + maps + b"\x7a" + _four(len(text)) + text + b"\xff"
+
+
+def long_integers(count: int) -> bytes:
+    """Return a CBOR map with so many of the longest integers that are taken."""
+    return b"\xa1\x61a\x9f" + (b"\xc2\x59\x06\xf9" + b"\xff" * 1_785) * count + b"\xff"
 
 
 def colliding_map(count: int) -> bytes:

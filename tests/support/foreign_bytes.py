@@ -1,11 +1,17 @@
 """Every reader of foreign bytes and texts, by name: what the tests and the fuzzer try to break."""
 
+import re
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import msgspec
 from fastapi import Request
-from pydantic import ValidationError
+from fastapi._compat import ModelField
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
+from pydantic import BaseModel, ValidationError
+from tests.mdp.fake_ledger import broker
 
 from unstuck.app import App
 from unstuck.client import views
@@ -25,19 +31,23 @@ from unstuck.domain.frames import (
     unpack_frames,
 )
 from unstuck.domain.limits import KeyRule, read_rate
-from unstuck.domain.payload import JSON
+from unstuck.domain.node_inputs import Part, pack_inputs
+from unstuck.domain.payload import JSON, encode_call
 from unstuck.domain.policy import Policy, encode_policy
 from unstuck.domain.redaction import Redactor
 from unstuck.domain.schedules import checked_timing
 from unstuck.domain.text import checked_name, did_you_mean, one_line
 from unstuck.domain.units import seconds, size_bytes
+from unstuck.domain.workflows import call_with_results
 from unstuck.errors import ConfigError, PayloadError
+from unstuck.http import create_app
 from unstuck.http.api.workflows import described
 from unstuck.http.auth import sessions
 from unstuck.http.auth.limits import FORM, MAX_FORM_BYTES, form_field
 from unstuck.http.auth.origins import read_host
 from unstuck.http.dashboard import rendering
 from unstuck.http.problems import Problem
+from unstuck.http.routing import _checked
 from unstuck.http.schemas import NewJobBody, NewWorkflowBody
 from unstuck.http.workers import protocol
 from unstuck.ledger.contract.jobs import TaskRecord
@@ -98,8 +108,52 @@ _BODIES: dict[str, Callable[[bytes], object]] = {
     "nodes that come first": _body(_workflow, _NODE + b'"after":["a",', b"]}]}"),
 }
 
+
+def _route_bodies() -> dict[str, Callable[[bytes], object]]:
+    """Return a reader for each field that holds a list, an object or any JSON, of each body that the API takes."""
+    found = {}
+    for route in iter_route_contexts(create_app("sqlite:///never-opened.db").routes):
+        body = getattr(route.original_route, "body_field", None)
+        for name, field in {} if body is None else _model_of(body.field_info.annotation).model_fields.items():
+            if set(re.findall(r"\b(?:list|dict|Any|[A-Z]\w*Body|Where)\b", str(field.annotation))):
+                read = partial(_read_body, body)
+                path = str(route.path)
+                found[f"{name} of {path.removeprefix('/api/v1')}"] = _body(read, b'{"%s":' % name.encode(), b"}")
+    return found
+
+
+def _model_of(annotation: Any) -> type[BaseModel]:
+    """Return the model of a body, which may be left out."""
+    kinds = [one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, BaseModel)]
+    return kinds[0]
+
+
+def _read_body(field: ModelField, data: bytes) -> object:
+    try:
+        return _checked(data, field)
+    except RequestValidationError as error:
+        raise PayloadError("; ".join(str(one["msg"]) for one in error.errors()[:20])) from None
+
+
+def _ready(data: bytes) -> object:
+    """Let a broker hear a worker that says this of itself, and a client that asks for notices with it."""
+    core = broker()
+    core.on_message(b"c" * 16, [b"", b"MDPC01", b"mmi.notify", data], None, 0.0)
+    return core.on_message(b"w", [b"", b"MDPW01", b"\x01", b"echo", b"", data], 3, 0.0)
+
+
+def _node_call(data: bytes) -> bytes:
+    """Fill a result into the places of a node's call that refer to it."""
+    refs: list[tuple[list[str | int], int]] = [(["args", place], 1) for place in range(1_000)]
+    payload = encode_call((None,) * 1_000, {}, "add", 1_000_000, refs=refs)
+    return msgspec.json.encode(call_with_results(payload, pack_inputs([Part(1, False, None, data)])))
+
+
 STORED: dict[str, Callable[[bytes], object]] = {
     **_BODIES,
+    **_route_bodies(),
+    "a peer about itself": _ready,
+    "a result in a node's call": _node_call,
     "JSON": lambda data: decode_json(data, BOUNDS),
     "CBOR": lambda data: decode_cbor(data, BOUNDS),
     "a heartbeat over HTTP": lambda data: checked_metadata(decode_json(data, BOUNDS, type=dict[str, Any])),

@@ -5,12 +5,20 @@ import timeit
 from decimal import Decimal
 
 import cbor2
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.support.decoding_bombs import SIZE_BYTES, assert_bounded, cbor_bombs, colliding_map
+from tests.support.decoding_bombs import SIZE_BYTES, assert_bounded, cbor_bombs, colliding_map, long_integers
 
-from unstuck.domain.bounded_cbor import SELF_DESCRIBED, check_cbor, decode_cbor, decode_cbor_fields
+from unstuck.domain.bounded_cbor import (
+    MAX_INTEGER_BYTES,
+    MAX_LONG_INTEGER_BYTES,
+    SELF_DESCRIBED,
+    check_cbor,
+    decode_cbor,
+    decode_cbor_fields,
+)
 from unstuck.domain.bounds import MAX_DEPTH, BoundExceeded, Bounds, NotDecodable
 from unstuck.domain.frames import read_map
 
@@ -142,6 +150,18 @@ def test_bounds_are_named_with_their_values() -> None:
     with pytest.raises(BoundExceeded, match=r"more than 262,144 values.*raise mdp\.max_message_bytes\."):
         check_cbor(cbor2.dumps([0] * 262_144), BOUNDS)
     check_cbor(cbor2.dumps([0] * 262_143), BOUNDS)
+
+
+def test_long_integers_are_counted_by_their_bytes() -> None:
+    most = MAX_LONG_INTEGER_BYTES // MAX_INTEGER_BYTES
+    assert len(decode_cbor(long_integers(most), BOUNDS)["a"]) == most
+    with pytest.raises(BoundExceeded, match="long integers of more than 800,000 bytes together") as refused:
+        decode_cbor(long_integers(most + 1), BOUNDS)
+    assert refused.value.exceeded == "numbers"
+    # Short ones are as good as any other number.
+    assert len(decode_cbor(cbor2.dumps([2**190] * 100_000), BOUNDS)) == 100_000
+    # What is let through can be written as JSON in time.
+    assert_bounded(lambda: msgspec.json.encode(decode_cbor(long_integers(most), BOUNDS)), ())
 
 
 class TestFields:

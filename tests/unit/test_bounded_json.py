@@ -7,10 +7,11 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.support.decoding_bombs import SIZE_BYTES, assert_bounded, json_bombs
+from tests.support.decoding_bombs import PATIENCE, SIZE_BYTES, assert_bounded, cost_of, json_bombs
 
-from unstuck.domain.bounded_json import MAX_LARGE_EXPONENTS, check_json, decode_json
+from unstuck.domain.bounded_json import LONG_DIGITS, MAX_LARGE_EXPONENTS, MAX_LONG_RUNS, check_json, decode_json
 from unstuck.domain.bounds import MAX_DEPTH, BoundExceeded, Bounds, NotDecodable
+from unstuck.http.auth.limits import LARGE_BYTES
 
 BOUNDS = Bounds(SIZE_BYTES, setting="http.max_body_bytes")
 TIGHT = '[]{}"\\,:e0 é'
@@ -102,8 +103,30 @@ def test_numbers_that_are_slow_to_read_are_counted() -> None:
     many = b",".join([b"1E+300"] * MAX_LARGE_EXPONENTS)
     assert len(decode_json(b"[" + many + b"]", BOUNDS)) == MAX_LARGE_EXPONENTS
     # A few more: one that is cut in two by the end of a chunk is not seen.
-    with pytest.raises(BoundExceeded, match="10,000 numbers with exponents of three digits or more") as refused:
+    with pytest.raises(BoundExceeded, match="2,000 numbers with exponents of three digits or more") as refused:
         decode_json(b"[" + many + b",5e-324" * 9 + b"]", BOUNDS)
+    assert refused.value.exceeded == "numbers"
+
+
+def test_a_short_body_is_read_in_a_moment() -> None:
+    # The event loop reads it. With one of 70 kB it answered nothing else for 50 ms.
+    for number in (b"5e-324", b"1.7976931348623157e308", b"9" * 4300):
+        count = LARGE_BYTES // (len(number) + 1)
+        for many in (count, count // 2, count // 8, count // 40):
+            took_s = cost_of(lambda: decode_json(b"[" + b",".join([number] * many) + b"]", BOUNDS)).cpu_s  # noqa: B023
+            assert took_s < 0.03 * PATIENCE
+
+
+@pytest.mark.parametrize("number", [b"1.59751010534266529292e52", b"-0." + b"0" * 300 + b"7", b"9" * 4300])
+def test_long_numbers_are_counted_by_their_digits(number: bytes) -> None:
+    most = MAX_LONG_RUNS // (sum(48 <= byte <= 57 for byte in number) // LONG_DIGITS)
+    fine = b"[" + b",".join([number] * (most - 10)) + b"]"
+    assert len(decode_json(fine, BOUNDS)) == most - 10
+    text = number.decode() * 500
+    assert decode_json(b'["' + text.encode() + b'",' + fine + b"]", BOUNDS)[0] == text
+    # Some more: those that are cut in two by the ends of chunks are not seen.
+    with pytest.raises(BoundExceeded, match="long numbers with more than 2,000,000 digits together") as refused:
+        decode_json(b"[" + b",".join([number] * (most + 200)) + b"]", Bounds(2 * 8 * 1024 * 1024))
     assert refused.value.exceeded == "numbers"
 
 

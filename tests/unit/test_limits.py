@@ -144,7 +144,7 @@ def test_a_refused_duplicate_names_the_first(tmp_path: Any) -> None:
     def work() -> None: ...
 
     first = work.options(unique_key="k").enqueue()
-    with pytest.raises(DuplicateJob, match=f"Job {first.id} has the unique key 'k'") as caught:
+    with pytest.raises(DuplicateJob, match=f"Job {first.id} has its unique key already") as caught:
         work.options(unique_key="k", on_duplicate="refuse").enqueue_many([(), ()])
     assert caught.value.job_id == first.id
     app.close()

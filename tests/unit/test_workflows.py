@@ -6,12 +6,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.decoding_bombs import assert_bounded
 
 from unstuck import App, ConfigError
 from unstuck.client.views import workflow_view
 from unstuck.client.workflows import text
 from unstuck.client.workflows.outline import outline, root_failures
 from unstuck.client.workflows.plan import plan
+from unstuck.domain import node_inputs
 from unstuck.domain.node_inputs import ITEM, NodeError, Part, pack_inputs
 from unstuck.domain.payload import encode_call
 from unstuck.domain.states import JobState
@@ -240,6 +242,31 @@ def test_a_node_is_a_plain_call_for_other_languages() -> None:
     assert call["args"] == ["item"]
     assert call["kwargs"]["rest"] == [1, [5, {"$error": msgspec.to_builtins(error)}]]
     assert call["kwargs"]["lost"]["$error"]["code"] == "RESULT_NOT_AVAILABLE"
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+@pytest.mark.parametrize(("references", "result_bytes"), [(500, 1_000_000), (40_000, 5_000), (9, 8_000_000)])
+def test_a_result_that_a_node_refers_to_again_and_again_is_not_handed_over_as_often(
+    references: int, result_bytes: int, is_list: bool
+) -> None:
+    refs = [(["args", place], 1) for place in range(references)]
+    payload = encode_call((None,) * references, {}, "add", 10_000_000, refs=refs)
+    result = b'"%s"' % (b"x" * (result_bytes - 2))
+    inputs = pack_inputs([Part(1, is_list, 0 if is_list else None, result)])
+    assert_bounded(lambda: msgspec.json.encode(call_with_results(payload, inputs)), ())
+    error = call_with_results(payload, inputs)["args"][0]["$error"]
+    assert error["code"] == "INPUTS_TOO_LARGE"
+    assert "its references stand for more than" in error["cause"]
+
+
+def test_a_few_references_to_one_result_are_handed_over() -> None:
+    for references, result_bytes in ((8, 1_000_000), (600, 100), (1, node_inputs.MAX_BYTES)):
+        payload = encode_call(
+            (None,) * references, {}, "add", 1_000_000, refs=[(["args", place], 1) for place in range(references)]
+        )
+        inputs = pack_inputs([Part(1, False, None, b'"%s"' % (b"x" * (result_bytes - 2)))])
+        call = call_with_results(payload, inputs)
+        assert [len(memoryview(one)) for one in call["args"]] == [result_bytes] * references
 
 
 def test_a_released_node_stands_as_its_job_does() -> None:

@@ -11,12 +11,16 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
-from unstuck.domain.bounds import Bounds, NotDecodable, check_size, too_deep, too_many_values
+from unstuck.domain.bounds import BoundExceeded, Bounds, NotDecodable, check_size, too_deep, too_many_values
 from unstuck.errors import PayloadError
 
 SELF_DESCRIBED = b"\xd9\xd9\xf7"
 MAX_INTEGER_BYTES = 1_785
 """About 4,300 digits, which Python writes and reads at most."""
+SHORT_INTEGER_BYTES = 24
+MAX_LONG_INTEGER_BYTES = 800_000
+"""What all longer integers may have together, about two million digits as in JSON: to write one in base 10 takes a time
+that grows with the square of its digits."""
 
 _BYTES, _TEXT, _ARRAY, _MAP, _TAG = 2, 3, 4, 5, 6
 _STRINGS, _CONTAINERS = (_BYTES, _TEXT), (_ARRAY, _MAP)
@@ -65,10 +69,17 @@ def decode_cbor_fields(
     """Return the entries of a map whose keys are among `names`, without building any of the others.
 
     Those may be of any kind. A wanted one that is refused raises, or is left out if we are `lenient`."""
+    return count_cbor_fields(data, names, bounds, what, lenient=lenient)[0]
+
+
+def count_cbor_fields(
+    data: bytes, names: Collection[str], bounds: Bounds, what: str = "The CBOR", *, lenient: bool = False
+) -> tuple[dict[str, Any], int]:
+    """Like `decode_cbor_fields`. Return how many values the map holds, too."""
     if not is_cbor_map(data):
         raise NotDecodable(f"{what} is not a map.")
     entries: list[int] = []
-    _walk(data, bounds, what, entries)
+    count = _walk(data, bounds, what, entries)
     wanted = {name.encode(): name for name in names}
     ends = [*entries[2::2], len(data) - _is_endless(data)]
     found: dict[str, Any] = {}
@@ -80,7 +91,7 @@ def decode_cbor_fields(
             found.pop(name, None)
             with suppress(*([NotDecodable] if lenient else [])):
                 found[name] = decode_cbor(data[value_at:end], bounds, what)
-    return found
+    return found, count
 
 
 def is_cbor_map(data: bytes) -> bool:
@@ -143,6 +154,7 @@ def _walk(data: bytes, bounds: Bounds, what: str, entries: list[int] | None) -> 
     # The items that are left in the innermost array or map, and those of all around it. Text and bytes may come in
     # parts, which are then items of their kind.
     left, in_map, parts, tagged = 1, False, 0, False
+    long_left = MAX_LONG_INTEGER_BYTES
     outer: list[tuple[int, bool, int]] = []
     while True:
         while not left:
@@ -200,20 +212,34 @@ def _walk(data: bytes, bounds: Bounds, what: str, entries: list[int] | None) -> 
             outer.append((left, in_map, parts))
             left, in_map, parts = count, kind == _MAP, 0
         elif kind == _TAG:
-            if strict and not (size in _INTEGERS and _is_short_bytes(data, at)):
-                raise NotDecodable(f"{what} has a tag ({size}) that is not taken: send plain values.")
+            if strict:
+                integer_bytes = _integer_bytes(data, at) if size in _INTEGERS else MAX_INTEGER_BYTES + 1
+                if integer_bytes > MAX_INTEGER_BYTES:
+                    raise NotDecodable(f"{what} has a tag ({size}) that is not taken: send plain values.")
+                if integer_bytes > SHORT_INTEGER_BYTES:
+                    long_left -= integer_bytes
+                    if long_left < 0:
+                        raise BoundExceeded(
+                            "numbers",
+                            f"{what} holds long integers of more than {MAX_LONG_INTEGER_BYTES:,} bytes together: send "
+                            "them as text, or in several messages.",
+                        )
             # The next item takes its place.
             left += 1
             tagged = True
 
 
-def _is_short_bytes(data: bytes, at: int) -> bool:
-    """Return whether bytes follow that are short enough for an integer."""
+def _integer_bytes(data: bytes, at: int) -> int:
+    """Return how many bytes follow, or more than an integer may have if it is anything else that follows."""
     head = data[at : at + 3]
     if not head or head[0] >> 5 != _BYTES:
-        return False
+        return MAX_INTEGER_BYTES + 1
     size = head[0] & 31
-    return size < 25 or (size == 25 and int.from_bytes(head[1:]) <= MAX_INTEGER_BYTES)
+    if size < 24:
+        return size
+    if size == 24:
+        return int.from_bytes(head[1:2])
+    return int.from_bytes(head[1:]) if size == 25 else MAX_INTEGER_BYTES + 1
 
 
 def _start(data: bytes) -> int:

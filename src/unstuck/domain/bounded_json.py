@@ -7,7 +7,7 @@ has a key twice, the last one counts, as in Python and in browsers.
 from collections.abc import Collection
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import msgspec
 
@@ -15,14 +15,22 @@ from unstuck.domain.bounds import BoundExceeded, Bounds, NotDecodable, check_siz
 
 T = TypeVar("T")
 
-MAX_LARGE_EXPONENTS = 10_000
-"""Numbers with an exponent of three or more digits: each takes a hundred times as long to read as any other."""
+MAX_LARGE_EXPONENTS = 2_000
+"""Numbers with an exponent of three or more digits: each takes a hundred times as long to read as any other. So many of
+them take 15 ms, also in a short body, which is read in the event loop."""
+LONG_DIGITS = 20
+"""A number with so many digits is long. Reading one takes several times as long as reading a short one, and for
+integers the time grows with the square of their digits, as does the time to write them again."""
+MAX_LONG_RUNS = 100_000
+"""How many times so many digits the long numbers of a message may have together. Reading and writing them takes about a
+tenth of a second, in which nothing else runs in the process."""
 
 _CHUNK_BYTES = 64 * 1024
 _SHORT_BYTES = 4 * MAX_LARGE_EXPONENTS
-"""Fewer bytes than this cannot hold that many."""
+"""Fewer bytes than this cannot hold that many, and no long numbers to speak of."""
 _NUMBERS = bytes.maketrans(b"123456789E", b"000000000e")
 _LARGE_EXPONENT = b"0e000"
+_LONG_RUN = b"0" * LONG_DIGITS
 _ONE_KIND = bytes.maketrans(b"[]", b"{}")
 _ALL_BUT_MARKS = bytes(byte for byte in range(256) if byte not in b'"[]{}')
 _ALL_BUT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
@@ -71,7 +79,7 @@ def check_json(data: bytes, bounds: Bounds, what: str = "The JSON") -> None:
     else:
         check_size(size_bytes, bounds, what)
         few = opened + data.count(b",") + data.count(b":") <= bounds.values
-        if few and _large_exponents(data) <= MAX_LARGE_EXPONENTS and _is_flat(data, bounds.depth):
+        if few and _Slow.of(data).is_within_bounds and _is_flat(data, bounds.depth):
             return
     _Measure(bounds, what).take(data)
 
@@ -102,8 +110,33 @@ def _without_escapes(data: bytes) -> bytes:
     return data.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in data else data
 
 
-def _large_exponents(data: bytes) -> int:
-    return data.translate(_NUMBERS, b"+-").count(_LARGE_EXPONENT)
+class _Slow(NamedTuple):
+    """Counts of what takes long to read in numbers."""
+
+    large_exponents: int = 0
+    long_runs: int = 0
+
+    @classmethod
+    def of(cls, data: bytes) -> "_Slow":
+        plain = data.translate(_NUMBERS, b"+-.")
+        return cls(plain.count(_LARGE_EXPONENT), plain.count(_LONG_RUN))
+
+    def plus(self, more: "_Slow") -> "_Slow":
+        return _Slow(self.large_exponents + more.large_exponents, self.long_runs + more.long_runs)
+
+    @property
+    def is_within_bounds(self) -> bool:
+        return self.large_exponents <= MAX_LARGE_EXPONENTS and self.long_runs <= MAX_LONG_RUNS
+
+    def check(self, what: str) -> None:
+        """Raise BoundExceeded if this is too much."""
+        if self.large_exponents > MAX_LARGE_EXPONENTS:
+            which = f"more than {MAX_LARGE_EXPONENTS:,} numbers with exponents of three digits or more"
+        elif self.long_runs > MAX_LONG_RUNS:
+            which = f"long numbers with more than {MAX_LONG_RUNS * LONG_DIGITS:,} digits together"
+        else:
+            return
+        raise BoundExceeded("numbers", f"{what} holds {which}: send them as text, or in several messages.")
 
 
 class _Measure:
@@ -113,7 +146,7 @@ class _Measure:
         self._bounds = bounds
         self._what = what
         self._values = 0
-        self._exponents = 0
+        self._slow = _Slow()
         self._depth = 0
 
     def take(self, data: bytes) -> int:
@@ -134,13 +167,8 @@ class _Measure:
         self._values += opened + outside.count(b",") + outside.count(b":")
         if self._values > self._bounds.values:
             raise too_many_values(self._bounds, self._what)
-        self._exponents += _large_exponents(outside)
-        if self._exponents > MAX_LARGE_EXPONENTS:
-            raise BoundExceeded(
-                "numbers",
-                f"{self._what} holds more than {MAX_LARGE_EXPONENTS:,} numbers with exponents of three digits or more: "
-                "send them as text, or in several messages.",
-            )
+        self._slow = self._slow.plus(_Slow.of(outside))
+        self._slow.check(self._what)
         # A bracket that opens is a step down (1), one that closes a step up (-1).
         steps = memoryview(outside.translate(_STEPS, _ALL_BUT_BRACKETS)).cast("b")
         if opened and max(accumulate(steps, initial=self._depth)) > self._bounds.depth:

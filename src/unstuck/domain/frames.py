@@ -7,12 +7,20 @@ single frame holds, as a CBOR map or a JSON object.
 import base64
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from unstuck.domain import bounds
-from unstuck.domain.bounded_cbor import build_cbor, count_cbor, decode_cbor, decode_cbor_fields, is_cbor_map
+from unstuck.domain.bounded_cbor import (
+    build_cbor,
+    count_cbor,
+    count_cbor_fields,
+    decode_cbor,
+    decode_cbor_fields,
+    is_cbor_map,
+)
 from unstuck.domain.bounded_json import build_json, count_json, decode_json, decode_json_fields
 from unstuck.domain.bounds import MAX_SHOWN, TOO_MUCH, BoundExceeded, Bounds, NotDecodable, stored
 from unstuck.errors import PayloadError
@@ -26,6 +34,8 @@ _MAX_BLANKS = 1_000
 """What stands before a JSON object may be blank, and is not searched for ever."""
 _LONG_LIST = 0xDD
 _NOTE = Bounds(1024 * 1024)
+MAX_LOOKED_THROUGH = 1_000_000
+"""Values in all frames of one message, which are walked through for a few entries in about 0.15 s."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[bytes])
@@ -89,6 +99,29 @@ def read_fields(frame: bytes, names: Collection[str]) -> dict[str, Any] | None:
         return None
     except BoundExceeded:
         return {}
+
+
+def read_fields_of_all(frames: Sequence[bytes], names: Collection[str]) -> list[dict[str, Any] | None] | None:
+    """Return the entries with these names of each frame, or None if one of the frames is no CBOR map.
+
+    All of them are looked into up to a bound that they share. In the place of a map that holds more stands None."""
+    found: list[dict[str, Any] | None] = []
+    left = MAX_LOOKED_THROUGH
+    for frame in frames:
+        if not is_cbor_map(frame):
+            return None
+        within = stored(frame)
+        within = replace(within, values=min(within.values, left))
+        try:
+            fields, used = count_cbor_fields(frame, names, within, lenient=True)
+            found.append(fields)
+        except NotDecodable:
+            return None
+        except BoundExceeded:
+            used = within.values
+            found.append(None)
+        left -= used
+    return found
 
 
 def read_json_fields(frame: bytes, names: Collection[str]) -> dict[str, Any] | None:

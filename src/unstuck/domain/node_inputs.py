@@ -57,12 +57,10 @@ def pack_inputs(parts: Iterable[Part]) -> bytes:
     return _encoder.encode(packed)
 
 
-def refused() -> bytes:
+def refused(why: str | None = None) -> bytes:
     """Pack the error that stands for results which are too large together."""
-    cause = (
-        f"the results that it is given are over {MAX_BYTES:,} bytes together. Store large data elsewhere and return "
-        "references to it"
-    )
+    why = why or f"the results that it is given are over {MAX_BYTES:,} bytes together"
+    cause = f"{why}. Store large data elsewhere and return references to it"
     error = NodeError(code=TOO_LARGE, message="The results that it is given are too large", cause=cause)
     return _encoder.encode([Part(ALL, False, None, error=error)])
 

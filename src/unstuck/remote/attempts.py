@@ -148,23 +148,36 @@ class RemoteAttempts:
         return [results[key] for key in keys]
 
     def steps(self, jobs: Sequence[StepItem]) -> list[Result]:
-        """Write down what jobs did, one after the other: of one job the later may stand on the earlier."""
+        """Write down what jobs did, job by job and one after the other: the later may stand on the earlier."""
         held = self._held()
         lost = self._lost([key for key in keys_of(jobs) if key not in held])
-        return [lost.get((item.job_id, item.token)) or self._step(item, held) for item in jobs]
+        places: dict[int, list[int]] = {}
+        for place, item in enumerate(jobs):
+            places.setdefault(item.job_id, []).append(place)
+        results: dict[int, Result] = {}
+        for job_id, own in places.items():
+            # Of one job at a time: its journal may have megabytes.
+            known = journal.JobJournal(self._ledger, job_id)
+            for place in own:
+                item = jobs[place]
+                results[place] = lost.get((job_id, item.token)) or self._step(item, held, known)
+        return [results[place] for place in range(len(jobs))]
 
-    def _step(self, item: StepItem, held: dict[Key, HeldRecord]) -> Result:
+    def _step(self, item: StepItem, held: dict[Key, HeldRecord], known: journal.JobJournal) -> Result:
         key = (item.job_id, item.token)
         if held[key].state is not JobState.RUNNING:
             return _refused(key, "not_started", NOT_STARTED)
         try:
-            entry = journal.entry_of(self._ledger, item, self._settings.max_payload_bytes)
+            entry = journal.entry_of(known, item, self._settings.max_payload_bytes)
         except journal.Refused as refused:
             return _refused(key, refused.status, str(refused))
         if entry is None:
             return _done(key, "already")
         answer = self._turn(entries=(entry,))
-        return self._lost([key])[key] if not answer.alive or key in answer.superseded else _done(key, "written")
+        if not answer.alive or key in answer.superseded:
+            return self._lost([key])[key]
+        known.note(entry)
+        return _done(key, "written")
 
     def release(self, jobs: Sequence[HeldBody]) -> list[Result]:
         """Give back what was never begun. That it is not held any more is what was wanted.

@@ -21,7 +21,7 @@ from unstuck.domain.journal import (
 from unstuck.domain.units import seconds
 from unstuck.errors import PayloadError
 from unstuck.ledger.contract import Ledger
-from unstuck.ledger.contract.jobs import JournalRecord
+from unstuck.ledger.contract.jobs import JournalRecord, SignalRecord
 from unstuck.ledger.contract.workers import Claimed, JournalEntry
 from unstuck.remote.messages import PauseBody, StepItem
 
@@ -66,13 +66,48 @@ class Refused(Exception):
         self.status = status
 
 
-def entry_of(ledger: Ledger, item: StepItem, limit_bytes: int) -> JournalEntry | None:
-    """Give the entry that is asked for; None where it is there already. Refused for what does not fit."""
-    known = ledger.jobs.journal(item.job_id)
+class JobJournal:
+    """What is written down of one job and sent to it, read once for all entries of a call.
+
+    Each reading may be of megabytes, and a call may have a thousand entries."""
+
+    def __init__(self, ledger: Ledger, job_id: int) -> None:
+        self._ledger = ledger
+        self._job_id = job_id
+        self._entries: list[JournalRecord] | None = None
+        self._signals: list[SignalRecord] | None = None
+
+    @property
+    def entries(self) -> list[JournalRecord]:
+        if self._entries is None:
+            self._entries = list(self._ledger.jobs.journal(self._job_id))
+        return self._entries
+
+    @property
+    def signals(self) -> list[SignalRecord]:
+        if self._signals is None:
+            self._signals = list(self._ledger.jobs.signals(self._job_id))
+        return self._signals
+
+    def note(self, entry: JournalEntry) -> None:
+        """Know of an entry that was just written."""
+        if self._entries is not None:
+            written = JournalRecord(entry.seq, entry.kind, entry.name, entry.value, time.time(), entry.token)
+            self._entries = [*(one for one in self._entries if one.seq != entry.seq), written]
+        if self._signals is not None and entry.signal is not None:
+            self._signals = [
+                msgspec.structs.replace(one, taken_seq=entry.seq) if one.number == entry.signal else one
+                for one in self._signals
+            ]
+
+
+def entry_of(journal: JobJournal, item: StepItem, limit_bytes: int) -> JournalEntry | None:
+    """Return the entry that is asked for; None if it is there already. Raise Refused for what does not fit."""
     if item.seq == CHECKPOINT_SEQ:
         return _entry(item, Kind.CHECKPOINT, "checkpoint", _value(item, limit_bytes))
+    known = journal.entries
     if item.signal is not None:
-        return _signal_entry(ledger, item, known)
+        return _signal_entry(journal.signals, item, known)
     name = checked_name(item.name, "step")
     if _is_there(known, item.seq, Kind.STEP, name):
         return None
@@ -93,8 +128,10 @@ def pause_of(item: Any, pause: PauseBody) -> tuple[Suspended, JournalEntry]:
     return Suspended(delay_s), JournalEntry(item.job_id, item.token, pause.seq, Kind.SLEEP, "sleep", value)
 
 
-def _signal_entry(ledger: Ledger, item: StepItem, known: Sequence[JournalRecord]) -> JournalEntry | None:
-    found = next((one for one in ledger.jobs.signals(item.job_id) if one.number == item.signal), None)
+def _signal_entry(
+    signals: Sequence[SignalRecord], item: StepItem, known: Sequence[JournalRecord]
+) -> JournalEntry | None:
+    found = next((one for one in signals if one.number == item.signal), None)
     if found is None:
         raise Refused("no_such_signal", f"Job {item.job_id} was sent no signal with the number {item.signal}.")
     if found.taken_seq == item.seq:

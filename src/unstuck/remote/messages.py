@@ -2,10 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema
 
 from unstuck.domain.journal import MAX_ENTRIES, MAX_NAME_CHARS
-from unstuck.http.schemas import few_fields
+from unstuck.http.schemas import end_at_first_mistake, few_fields
 
 MAX_BATCH = 1_000
 """Jobs in one call."""
@@ -26,10 +27,15 @@ Metadata = Annotated[
 
 
 class Body(BaseModel):
-    """A member that is not known is a mistake worth telling."""
+    """A body that a worker sends: an unknown field is a mistake, and so is a wrong item of a list, of which the first
+    one is reported."""
 
     model_config = ConfigDict(extra="forbid")
     _few = model_validator(mode="before")(few_fields)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return end_at_first_mistake(handler(source))
 
 
 class HeartbeatBody(BaseModel):

@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 from urllib.parse import parse_qs
@@ -160,6 +160,8 @@ MAX_FORM_FIELDS = 2_000
 MAX_FORM_BYTES = 256 * 1024
 """Of a form of the dashboard: a thousand ids of jobs, and some words."""
 LARGE_BYTES = 256 * 1024
+SMALL_BODY_BYTES = 64 * 1024
+"""A body up to this size waits for no room before it is read: it is in a buffer already."""
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 
@@ -178,8 +180,16 @@ def declared_bytes(headers: Mapping[str, str], limit_bytes: int) -> int:
     return int(declared)
 
 
-async def read_body(receive: Receive, headers: Mapping[str, str], limit_bytes: int, timeout_s: float) -> bytes:
-    """Read the whole body within the limits of size and time; `timeout_s` limits each pause."""
+async def read_body(
+    receive: Receive,
+    headers: Mapping[str, str],
+    limit_bytes: int,
+    timeout_s: float,
+    make_room: Callable[[], Awaitable[object]] | None = None,
+) -> bytes:
+    """Read the whole body within the limits of size and time; `timeout_s` limits each pause.
+
+    `make_room` is called when more than a small body has come, and before the rest is read."""
     declared_bytes(headers, limit_bytes)
     parts: list[bytes] = []
     size = 0
@@ -198,6 +208,12 @@ async def read_body(receive: Receive, headers: Mapping[str, str], limit_bytes: i
                 parts.append(part)
                 if not message.get("more_body"):
                     return b"".join(parts)
+                if make_room is not None and size > SMALL_BODY_BYTES:
+                    limit.reschedule(None)
+                    waited_from_s = loop.time()
+                    await make_room()
+                    whole_at_s += loop.time() - waited_from_s
+                    make_room = None
                 limit.reschedule(min(loop.time() + timeout_s, whole_at_s))
     except TimeoutError:
         raise Problem(408, "too_slow", "The body did not arrive in time.", cure="Send it again.") from None

@@ -1,7 +1,8 @@
 """Bound how many bytes of bodies and answers are in memory at once, in total and for each caller.
 
 A request that finds no room waits for it: before its body is read, so that the bytes stay with the sender, and before
-its answer is made.
+its answer is made. Small bodies are read first and have a budget of their own: a client that is slow to send a large
+one keeps no heartbeat waiting.
 """
 
 import asyncio

@@ -18,6 +18,7 @@ from unstuck.http.auth import limits, sessions
 from unstuck.http.auth.answers import AnswerBudget, AnswerRoom, AnswerSender
 from unstuck.http.auth.limits import (
     MAX_FORM_BYTES,
+    SMALL_BODY_BYTES,
     ConcurrencyLimit,
     RateLimiter,
     check_json,
@@ -26,7 +27,7 @@ from unstuck.http.auth.limits import (
     read_body,
     replayed,
 )
-from unstuck.http.auth.memory_budget import BODIES, BODIES_EACH, LEAST_BYTES, MemoryBudget
+from unstuck.http.auth.memory_budget import BODIES, BODIES_EACH, LEAST_BYTES, MemoryBudget, Room
 from unstuck.http.auth.origins import SAFE, Exposure, Host, Origin, judge, read_address
 from unstuck.http.auth.route_scopes import KnownRoutes
 from unstuck.http.auth.shared_counters import Member
@@ -196,6 +197,8 @@ class AuthMiddleware:
         self._routes = routes
         body_bytes = max(services.http.max_body_bytes, LEAST_BYTES)
         self._bodies = MemoryBudget(BODIES * body_bytes, BODIES_EACH * body_bytes, "bodies that are worked on")
+        # Apart: a heartbeat must not wait for clients that are slow to send a large body.
+        self._small_bodies = MemoryBudget(BODIES * body_bytes, BODIES_EACH * body_bytes, "bodies that are worked on")
         self._answers = AnswerBudget()
         rate = services.http.requests_per_second
         self._rates = RateLimiter(rate, rate * BURST_S, shared=member.group.rates)
@@ -278,9 +281,22 @@ class AuthMiddleware:
 
     async def _read(self, asked: RequestHead, identity: Identity, receive: Receive, cleanup: ExitStack) -> bytes:
         limit_bytes = self._http.max_body_bytes if asked.api else min(self._http.max_body_bytes, MAX_FORM_BYTES)
-        room = await self._bodies.take(identity.who, declared_bytes(asked.headers, limit_bytes))
-        cleanup.callback(room.release)
-        body = await read_body(receive, asked.headers, limit_bytes, self._http.body_timeout_s)
+        declared = declared_bytes(asked.headers, limit_bytes)
+        room: Room | None = None
+
+        async def make_room() -> None:
+            nonlocal room
+            room = await self._bodies.take(identity.who, declared)
+            cleanup.callback(room.release)
+
+        if declared > SMALL_BODY_BYTES and "content-length" in asked.headers:
+            await make_room()
+        body = await read_body(
+            receive, asked.headers, limit_bytes, self._http.body_timeout_s, make_room if room is None else None
+        )
+        if room is None:
+            room = await self._small_bodies.take(identity.who, len(body))
+            cleanup.callback(room.release)
         room.resize(len(body))
         return body
 

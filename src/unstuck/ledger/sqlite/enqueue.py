@@ -41,7 +41,8 @@ def replaces(cursor: apsw.Cursor, job: NewJob, job_id: int, owner: int) -> bool:
     """Say whether this job goes in although another has its key: that one is cancelled, if it is still pending."""
     match (job.more or _PLAIN).on_duplicate:
         case "refuse":
-            raise DuplicateJob(owner, job.unique_key)
+            # Without the key: that of a token is stored with the token's id before it.
+            raise DuplicateJob(owner)
         case "replace":
             return _displace(cursor, owner, job_id)
         case None:

@@ -16,6 +16,7 @@ from unstuck.domain.frames import (
     named_arguments,
     pack_frames,
     read_fields,
+    read_fields_of_all,
     read_json_fields,
     read_note,
     read_value,
@@ -66,11 +67,14 @@ def read_calls(request: Request, tasks: Mapping[str, TaskRecord], retry_attempts
     """Return the calls of a request. Frames that cannot be read are stored as they came."""
     service = request.service.decode("ascii")
     common = _options(read_fields(request.correlation, OPTIONS)) if request.correlation else CallOptions()
-    maps = [read_fields(frame, OPTIONS) for frame in request.body] if len(request.body) > 1 else []
-    if maps and all(one is not None for one in maps):
+    maps = read_fields_of_all(request.body, OPTIONS) if len(request.body) > 1 else None
+    if maps:
         # A map of options, then one map per call.
         options = _options(maps[0], common)
-        calls = [(frame, value) for frame, value in zip(request.body[1:], maps[1:], strict=True)]
+        calls = list(zip(request.body[1:], maps[1:], strict=True))
+        # A map that is too large to look into is not read for its concurrency key either.
+        known = tasks.get(service)
+        otherwise = service if known is not None and _rules(known.policy).has_concurrency_key else None
         return [
             _call(
                 service,
@@ -82,7 +86,7 @@ def read_calls(request: Request, tasks: Mapping[str, TaskRecord], retry_attempts
                     options.priority,
                     _key_of_call(options.key, place),
                     _own_id(value) or options.own_id,
-                    options.concurrency_key,
+                    options.concurrency_key or (otherwise if value is None else None),
                 ),
             )
             for place, (frame, value) in enumerate(calls)
