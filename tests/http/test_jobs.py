@@ -137,7 +137,7 @@ class TestIdempotency:
     def test_the_same_key_for_something_else_is_refused(self, door: ApiClient) -> None:
         key = {"Idempotency-Key": "mixed-up"}
         door.post("/jobs", {"task": "add", "args": [1]}, 201, headers=key)
-        problem = door.problem("POST", "/jobs", 422, json={"task": "add", "args": [2]}, headers=key)
+        problem = door.problem("POST", "/jobs", 409, json={"task": "add", "args": [2]}, headers=key)
         assert problem["code"] == "key_used_before"
         assert "new key" in problem["cure"]
 
@@ -147,12 +147,12 @@ class TestIdempotency:
         key = {"Idempotency-Key": f"option-{option}"}
         stored = door.post("/jobs", body, 201, headers=key)
         changed = {**body, option: OTHER_VALUES[option]}
-        problem = door.problem("POST", "/jobs", 422, json=changed, headers=key)
+        problem = door.problem("POST", "/jobs", 409, json=changed, headers=key)
         assert problem["code"] == "key_used_before"
         if option != "unique_key":
             batch = {"Idempotency-Key": f"option-{option}-of-batch"}
             door.post("/jobs/batch", {"jobs": [body]}, 201, headers=batch)
-            problem = door.problem("POST", "/jobs/batch", 422, json={"jobs": [changed]}, headers=batch)
+            problem = door.problem("POST", "/jobs/batch", 409, json={"jobs": [changed]}, headers=batch)
             assert problem["code"] == "key_used_before"
         assert door.post("/jobs", {"keep": None, "args": [], **body}, 200, headers=key) == stored
 

@@ -70,8 +70,8 @@ def test_a_request_that_is_sent_again_starts_no_second_workflow(door: ApiClient)
     assert (again.json()["id"], again.headers["location"]) == (number, f"/api/v1/workflows/{number}")
     other = [TWO[0], {**TWO[1], "args": [{"$node": "first"}, 5]}]
     refused = door.client.post(f"{API}/workflows", json={"name": "sums", "nodes": other}, headers=key)
-    assert (refused.status_code, refused.json()["code"]) == (422, "key_used_before")
-    assert door.client.post(f"{API}/jobs", json={"task": "add"}, headers=key).status_code == 422
+    assert (refused.status_code, refused.json()["code"]) == (409, "key_used_before")
+    assert door.client.post(f"{API}/jobs", json={"task": "add"}, headers=key).status_code == 409
     assert door.get("/workflows?limit=1")["workflows"][0]["id"] == number
 
 

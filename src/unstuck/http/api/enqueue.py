@@ -47,7 +47,7 @@ def request_of(caller: Caller, key: str, kind: str, body: RequestModel) -> Reque
 
 def used_before() -> Problem:
     return Problem(
-        422,
+        409,
         "key_used_before",
         "This Idempotency-Key came with another request within the last day.",
         cure="Use a new key for each request, and the same only to send the very same again.",
