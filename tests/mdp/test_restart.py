@@ -636,7 +636,7 @@ class Endless:
 def ports_of(pid: int, endpoint: str) -> set[int]:
     """Return the local ports of the connections that a process has to an endpoint."""
     port = int(endpoint.rpartition(":")[2])
-    found = psutil.Process(pid).net_connections("tcp")
+    found = OwnProcess(pid).net_connections("tcp")
     return {one.laddr.port for one in found if one.status == psutil.CONN_ESTABLISHED and one.raddr.port == port}
 
 
