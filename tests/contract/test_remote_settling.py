@@ -112,7 +112,7 @@ def test_many_steps_of_a_job_cost_one_reading_of_its_journal_and_its_signals(led
         (one["job_id"], "written"),
         (other["job_id"], "written"),
     ]
-    assert (counting.calls["journal"], counting.calls["signals"]) == (2, 1)
+    assert (counting.calls["jobs.journal"], counting.calls["jobs.signals"]) == (2, 1)
     assert [entry.seq for entry in ledger.jobs.journal(one["job_id"])] == list(range(1, 11))
 
 

@@ -75,7 +75,7 @@ def test_many_maps_in_one_message_are_looked_into_up_to_a_bound_that_they_share(
         calls = read_calls(Request(b"sum", body), tasks, 3, "mdp")
         assert [call.own_id for call in calls] == ["7"] * 3 + [None] * (len(calls) - 3)
         assert {call.job.priority for call in calls} == {3}
-        lines = [None if call.job.more is None else call.job.more.line for call in calls]
+        lines = [None if call.job.more is None else call.job.more.concurrency_key for call in calls]
         assert lines == (["of:7"] * 3 + ["sum"] * (len(calls) - 3) if tasks else [None] * len(calls))
 
 

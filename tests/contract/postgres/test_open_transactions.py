@@ -432,8 +432,8 @@ def test_an_operator_is_told_who_holds_a_row(
 ) -> None:
     patience = locks.past_locks
     monkeypatch.setattr(locks, "past_locks", lambda db, lane, call, _=0.0: patience(db, lane, call, 0.0))
-    job_id = put(ledger, more=JobExtras(line="a", line_limit=1))
-    for table in ("jobs", "lines"):
+    job_id = put(ledger, more=JobExtras(concurrency_key="a", concurrency_limit=1))
+    for table in ("jobs", "concurrency_keys"):
         user.execute(f"select 1 from unstuck.{table} for update")  # type: ignore[arg-type]
     error = beside(lambda: OPERATORS[act](ledger, job_id))
     assert isinstance(error, LedgerBusy)

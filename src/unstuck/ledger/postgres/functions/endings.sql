@@ -28,7 +28,7 @@ begin
             join {schema}.jobs j on j.id = e.job_id
             for update of j skip locked
         ) locked;
-    elsif jsonb_path_exists(p_endings, '$[*].awaits ? (@ != null)') then
+    elsif jsonb_path_exists(p_endings, '$[*].awaits_signal ? (@ != null)') then
         -- Whether a signal is there is asked under the lock under which it is sent: of what a statement computes, some
         -- may be computed before it has its locks.
         perform 1
